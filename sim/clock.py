@@ -1,0 +1,61 @@
+"""Simulated time: integer ticks of one picosecond.
+
+Python integers are exact at any size, so sums of durations do not depend on their order, and an engine that
+jumps over a thousand steps lands on the same tick as one that makes them singly. Seconds exist only at the
+edge, towards the controller and the record.
+
+Ties. Two things may happen at the same tick, and their order must not depend on which engine implementation
+is in use. SimPy orders by (time, priority, creation), so priorities are fixed here:
+
+    ARRIVAL   everything that is not an engine step: tool returns, timers, trainer, faults
+    STEP + i  the step boundary of engine i
+    KICK + i  an idle engine i starts stepping
+
+`Clock.rank` says how far the current tick has got in that order; an event-skipping engine needs it to know
+whether a boundary that it never woke for has already passed at this tick.
+"""
+
+from typing import Final
+
+import simpy
+
+TICKS_PER_S: Final = 10**12
+
+ARRIVAL: Final = 1
+STEP: Final = 2
+KICK: Final = 1 << 40
+
+
+def to_ticks(seconds: float) -> int:
+    """Nearest tick."""
+    return round(seconds * TICKS_PER_S)
+
+
+def to_seconds(ticks: int) -> float:
+    """Seconds as the controller sees them; never decreasing in `ticks`."""
+    return ticks / TICKS_PER_S
+
+
+class Clock:
+    """A SimPy environment, and how far the current tick has got among the engines' boundaries."""
+
+    __slots__ = ("_rank", "_tick", "env")
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment(initial_time=0)
+        self._tick = -1
+        self._rank = -1
+
+    @property
+    def now(self) -> int:
+        """Current tick."""
+        return self.env.now  # type: ignore[return-value]
+
+    def enter_step(self, engine_index: int) -> None:
+        """Engine `engine_index` processes its boundary of the current tick now."""
+        self._tick = self.env.now  # type: ignore[assignment]
+        self._rank = engine_index
+
+    def boundary_passed(self, engine_index: int) -> bool:
+        """Whether a boundary of that engine at exactly this tick lies in the past already."""
+        return self._tick == self.env.now and engine_index <= self._rank
