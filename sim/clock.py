@@ -7,17 +7,23 @@ edge, towards the controller and the record.
 Ties. Two things may happen at the same tick, and their order must not depend on which engine implementation
 is in use. SimPy orders by (time, priority, creation), so priorities are fixed here:
 
-    ARRIVAL   everything that is not an engine step: tool returns, timers, trainer, faults
+    ARRIVAL   everything that is not an engine step: tool returns, timers, end of a weight load, trainer, faults
     STEP + i  the step boundary of engine i
-    KICK + i  an idle engine i starts stepping
+    KICK + i  an engine i at rest starts stepping
 
-`Clock.rank` says how far the current tick has got in that order; an event-skipping engine needs it to know
-whether a boundary that it never woke for has already passed at this tick.
+`Clock` remembers how far the current tick has got in that order; an event-skipping engine needs it to know
+whether a boundary that it never woke for has already passed at this tick. That works because a step lasts at
+least one tick: every boundary of a tick is known before the tick begins, so once engine j has processed its
+boundary, all engines i <= j with a boundary at this tick have passed theirs, and what engine j's callbacks
+schedule at this tick (ARRIVAL) runs before the boundary of the next engine. Kicks call nobody back, so nothing
+happens at a tick after them.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, cast
 
 import simpy
+from simpy.events import Event, EventPriority
 
 TICKS_PER_S: Final = 10**12
 
@@ -49,11 +55,28 @@ class Clock:
     @property
     def now(self) -> int:
         """Current tick."""
-        return self.env.now  # type: ignore[return-value]
+        return cast(int, self.env.now)
+
+    def wake(self, callback: Callable[[Event], None], priority: int, delay: int, value: int = 0) -> None:
+        """Call `callback(event)` after `delay` ticks, in the place of its tick that `priority` gives.
+
+        `event.value` is `value`: a caller that may change its mind passes its version and ignores old ones,
+        which is much cheaper than a process and its interrupts.
+        """
+        env = self.env
+        event = Event(env)
+        event.callbacks.append(callback)
+        event._ok = True  # as `simpy.Timeout` does: triggered from the start, processed later
+        event._value = value
+        env.schedule(event, cast(EventPriority, priority), delay)
+
+    def call_later(self, delay: int, callback: Callable[[], None]) -> None:
+        """Call `callback()` after `delay` ticks, among the arrivals of that tick."""
+        self.wake(lambda _: callback(), ARRIVAL, delay)
 
     def enter_step(self, engine_index: int) -> None:
         """Engine `engine_index` processes its boundary of the current tick now."""
-        self._tick = self.env.now  # type: ignore[assignment]
+        self._tick = self.env._now  # type: ignore[assignment]  # the property costs a call per step
         self._rank = engine_index
 
     def boundary_passed(self, engine_index: int) -> bool:

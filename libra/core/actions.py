@@ -27,7 +27,7 @@ from libra.core.events import (
     WeightsLoaded,
     WeightsPublished,
 )
-from libra.core.ids import ActionId, DropReason, NodeId, ReplicaId, TrajectoryId, WeightVersion
+from libra.core.ids import ActionId, DropReason, GroupId, NodeId, ReplicaId, TrajectoryId, WeightVersion
 from libra.core.value import value
 
 
@@ -81,7 +81,7 @@ class DropTrajectory:
 class StartTrainStep:
     """Train on complete groups. Sizes are those of the finished trajectories in them."""
 
-    group_ids: tuple[int, ...]
+    group_ids: tuple[GroupId, ...]
     num_trajectories: int
     num_tokens: int
     reason: str

@@ -60,6 +60,11 @@ class PromptsFetched:
 
 
 @value
+class SourceExhausted:
+    """A pushed source has delivered its last arrival."""
+
+
+@value
 class TrajectoryStarted:
     """The trajectory's environment is up and its first prompt can be served."""
 
@@ -214,7 +219,7 @@ class ReplicaLost:
 class MetricsSampled:
     """A poll of the replicas' own counters; position i of each tuple belongs to `replica_ids[i]`."""
 
-    replica_ids: tuple[int, ...]
+    replica_ids: tuple[ReplicaId, ...]
     num_running: tuple[int, ...]
     num_waiting: tuple[int, ...]
     kv_used_fraction: tuple[float, ...]
@@ -251,6 +256,7 @@ Event: TypeAlias = (
     | TrajectoryStarted
     | TrajectoryFinished
     | PromptsFetched
+    | SourceExhausted
     | TurnFailed
     | MetricsSampled
     | TrainStepFinished

@@ -36,6 +36,10 @@ class Place(StrEnum):
     DROPPED = "dropped"
 
 
+LIVE_PLACES: Final = tuple(p for p in Place if p not in (Place.TRAINED, Place.DROPPED))
+"""Places of trajectories that the controller still keeps."""
+
+
 class ReplicaStatus(StrEnum):
     """Life of a replica as the controller sees it."""
 

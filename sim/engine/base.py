@@ -6,31 +6,41 @@ E1. A step ends: every decoding sequence of the step has one more token; a prefi
     prompt token emits its first token and decodes from the next step on. A request of L output tokens takes
     its first token from its last prefill step and L - 1 decode steps. KV exists for all its tokens but the
     newest.
-E2. Requests that have all their tokens finish, oldest running first; then aborted ones leave. Their blocks are
-    released, last block first. Callbacks run now, and what they submit takes part in the scheduling of this
-    boundary.
-E3. Pause (weight load), when asked for, begins here. A paused engine holds its blocks and schedules nothing.
+E2. Requests that have all their tokens finish, oldest running first; then aborted ones leave, in the order of
+    the aborts. All their blocks are released, last block first, before the first callback. Callbacks run now,
+    and what they submit or abort takes part in this boundary.
+E3. Pause (`pause`, weight load), when asked for, begins here. A paused engine holds its blocks and schedules
+    nothing. Loads go before the rest of the pause.
 E4. Scheduling of the next step, with `max_num_batched_tokens` as budget: first the running sequences in the
     order of admission (a decode takes 1 token, a partial prefill min(rest, budget left)); each needs KV
     blocks for its computed tokens plus the new ones. If blocks lack, the newest running request is preempted
     (under `priority` order: the one with the highest (priority, arrival)) until there are enough or the
     request itself was the one. A preempted request loses its blocks (which stay in the prefix cache while
-    nobody needs them), goes to the front of the waiting queue (under `priority`: to its place in it) and later
-    prefills prompt + generated tokens again.
+    nobody needs them) and what this boundary had already scheduled for it, goes to the front of the waiting
+    queue (under `priority`: to its place in it) and later prefills prompt + generated tokens again.
 E5. If nobody was preempted in this boundary, waiting requests are admitted from the head of the queue while
     budget is left and fewer than `max_num_seqs` run: prefix-cache hits first, then a chunk of
-    min(rest, budget left). The chunk's blocks must be available, `watermark_blocks` aside; if not, admission
-    stops (the head blocks the queue).
-E6. The step starts, with a duration from the cost table. No scheduled token: the engine is idle.
+    min(rest, budget left). The chunk's blocks must be available, `watermark_blocks` aside (unless nothing
+    runs); if not, admission stops (the head blocks the queue).
+E6. The step starts, with a duration from the cost table. A decoding sequence counts with all its tokens, the
+    one that the step feeds included. No scheduled token: the engine is idle.
 
-KV blocks hold `block_size` tokens. Prefix cache: the context of a request is a `path` of chains, e.g. the
-prompt shared by its GRPO group, then its own trajectory. A block is known by (chain, index in the chain). A
-full block can be hit as soon as it has been scheduled. A lookup walks the path from the start, stops at the
-first block that is not resident, and never covers the last token of the context (one token must be computed).
+KV blocks hold `block_size` tokens. Prefix cache: the context of a request is a `path` of distinct chains, e.g.
+the prompt shared by its GRPO group, then its own trajectory. A block is known by (chain, index in the chain).
+A full block can be hit as soon as it has been scheduled. A lookup walks the path from the start and stops at
+the first block that is not resident. The last token of the context is always computed: the block that holds it
+may be shared, but its tokens are computed again.
 Blocks that nobody references stay resident and are evicted least recently released first, within one release
 from the last block of the context to the first; blocks that hold no cacheable content (not full) go back to
 the free list at once, and the free list is used before anything is evicted. The last chain of a path is open:
 it takes all full blocks after those of the chains before it.
+
+Who may add to a chain. A request admitted with its hits ending at index x of a chain will add the chain's
+blocks from x on. What is resident from x on is then another, older continuation: it is forgotten, and its
+blocks go to the free list. Where that may not be (a running request references a block from x on, or has this
+chain as its own open chain), the newcomer's blocks from there to its end are private: never hit, freed at
+release. vLLM would keep both continuations, which takes block identity by content; with this rule a chain's
+resident blocks are always [0, n) and every request references a leading range of them.
 
 Ties in time follow `sim.clock`.
 """
@@ -41,8 +51,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from libra.core.ids import FailureKind
-from libra.cost.rollout import ReplicaCost
-from sim.clock import TICKS_PER_S
+from libra.errors import UserError
+from sim.engine.cost import CostTable
 
 
 class QueueOrder(StrEnum):
@@ -67,72 +77,39 @@ class EngineSpec:
     keep_cache_on_load: bool = False
     """Keep prefix blocks made by old weights over a weight load."""
 
-
-class CostTable:
-    """A replica's step times in ticks. Linear in its coefficients, so a slow replica is a scaled table.
-
-    `base[B]` and `per_context[B]` give a decode step of B sequences with C context tokens:
-    base[B] + per_context[B] * C. Coefficients are integers >= 0, every step takes at least one tick.
-    """
-
-    __slots__ = ("attention", "base", "floor", "per_context", "prefill_base", "prefill_token", "seq")
-
-    def __init__(
-        self,
-        base: list[int],
-        per_context: list[int],
-        seq: int,
-        prefill_base: int,
-        prefill_token: int,
-        attention: int,
-        floor: int,
-    ) -> None:
-        self.base = base
-        self.per_context = per_context
-        self.seq = seq
-        self.prefill_base = prefill_base
-        self.prefill_token = prefill_token
-        self.attention = attention  # femto-ticks (1e-3 tick) per (token x context token)
-        self.floor = floor
-
-    @classmethod
-    def from_cost(cls, cost: ReplicaCost, max_num_seqs: int, slowdown: float = 1.0) -> "CostTable":
-        """Quantise a cost in seconds; `slowdown` > 1 makes a straggler."""
-        scale = TICKS_PER_S * slowdown
-        seq = round(cost.decode_per_seq_s * scale)
-        base = max(1, round(cost.decode_base_s * scale))
-        context = round(cost.decode_per_context_token_s * scale)
-        return cls(
-            base=[base + seq * batch for batch in range(max_num_seqs + 1)],
-            per_context=[context] * (max_num_seqs + 1),
-            seq=seq,
-            prefill_base=max(1, round(cost.prefill_base_s * scale)),
-            prefill_token=round(cost.prefill_per_token_s * scale),
-            attention=round(cost.prefill_per_attention_s * scale * 1000),
-            floor=max(1, round(cost.prefill_floor_s * scale)),
-        )
-
-    def mixed(self, batch: int, context_tokens: int, prefill_tokens: int, attention_x2: int) -> int:
-        """Ticks of a step with prefill; `attention_x2` = sum of chunk * (2 * tokens before + chunk)."""
-        total = (
-            self.prefill_base
-            + self.seq * batch
-            + self.per_context[batch] * context_tokens
-            + self.prefill_token * prefill_tokens
-            + self.attention * attention_x2 // 2000
-        )
-        return total if total > self.floor else self.floor
+    def __post_init__(self) -> None:
+        """Refuse settings under which the rules above have no meaning."""
+        for name in ("max_num_seqs", "max_model_len", "block_size", "num_blocks"):
+            if getattr(self, name) < 1:
+                raise UserError(f"engine: {name} is {getattr(self, name)}; set it to 1 or more")
+        if not 0 <= self.watermark_blocks < self.num_blocks:
+            raise UserError(
+                f"engine: watermark_blocks is {self.watermark_blocks}; set it to 0 or more, below num_blocks "
+                f"= {self.num_blocks}"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UserError(
+                f"engine: max_num_batched_tokens is {self.max_num_batched_tokens}, so {self.max_num_seqs} "
+                f"sequences (max_num_seqs) could not all decode in one step; raise it to {self.max_num_seqs} "
+                "or more"
+            )
 
 
 Path = tuple[tuple[int, int], ...]
-"""Chains of a request's context, from the start: (chain id, full blocks taken from it). The last entry's count
-is ignored: that chain is open."""
+"""Chains of a request's context, from the start: (chain id, full blocks taken from it). Chain ids are integers
+>= 0, no chain twice. The last entry's count is ignored: that chain is open. The counts before it fit in the
+prompt. An empty path is a context that nobody shares."""
 
 
 class Request:
     """One turn on an engine: what is asked, and after its end what was measured (ticks).
 
     `output_tokens` is how many tokens it will generate: known to the world, never shown to a policy.
+    Results (valid from its end on; -1 where it never got so far):
+    `started_t` first admission; `first_token_t`; `end_t`; `num_emitted` tokens generated;
+    `cached_tokens` prompt tokens found in the prefix cache at the first admission;
+    `recomputed_tokens` tokens prefilled whose KV it had had before a preemption;
+    `version_first`, `version_last`, `version_token_sum`: weight versions of its tokens, summed over them.
     """
 
     __slots__ = (
@@ -190,10 +167,17 @@ OnEnd = Callable[[Request, FailureKind | None], None]
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Deterministic totals of one engine; equal in both implementations except `num_wakes`."""
+    """Deterministic totals of one engine; equal in both implementations except `num_wakes`.
+
+    `busy_t`, `paused_t`, `idle_t`: ticks in steps (a step that a stop cuts off counts up to there), held by a
+    pause or load, and neither; they sum to the engine's life up to the last `settle` if no step is in flight.
+    `prefill_tokens` are those of ended steps, recomputed ones included; `cached_tokens` the prefix hits of all
+    admissions, those after a preemption included.
+    """
 
     busy_t: int = 0
     paused_t: int = 0
+    idle_t: int = 0
     num_steps: int = 0
     num_wakes: int = 0
     output_tokens: int = 0
@@ -205,7 +189,7 @@ class EngineCounters:
 
 
 class Engine(Protocol):
-    """A replica of either implementation. All methods return at once."""
+    """A replica of either implementation. All methods return at once and may be called from any callback."""
 
     counters: EngineCounters
     weight_version: int
@@ -214,20 +198,24 @@ class Engine(Protocol):
         """Queue a request. One that can never fit is refused: `on_end(request, PROMPT_TOO_LONG)` at once.
 
         It cannot fit when prompt + output tokens exceed `max_model_len` or the blocks for prompt + output - 1
-        tokens exceed the replica's.
+        tokens exceed the replica's. After a stop it ends at once with the stop's kind.
         """
         ...
 
     def abort(self, request: Request) -> None:
-        """End a request: at once when it waits, at the next step boundary when it runs."""
+        """End a request: at once when it waits or no step is in flight, else at the next step boundary.
+
+        No effect on a request that has ended; one that finishes at that boundary ends with success.
+        """
         ...
 
     def load_weights(self, version: int, duration_t: int, on_loaded: Callable[[int], None]) -> None:
         """Pause at the next boundary for `duration_t`, then serve `version`; `on_loaded(start tick)`.
 
-        Unless `keep_cache_on_load`, unreferenced prefix blocks are forgotten and referenced ones (and those
-        that the requests running at the load add later) can no longer be hit: they were made by the old
-        weights, at least in part. Running requests keep theirs. A second load queues behind the first.
+        Unless `keep_cache_on_load`, at the end of the load unreferenced prefix blocks are forgotten and
+        referenced ones (and those that the requests running at the load add later) can no longer be hit: they
+        were made by the old weights, at least in part. Running requests keep theirs. A second load queues
+        behind the first. A stopped engine ends no load.
         """
         ...
 
@@ -236,15 +224,18 @@ class Engine(Protocol):
         ...
 
     def resume(self) -> None:
-        """End one pause."""
+        """End one pause. Before the step in flight has ended: as if it had never been asked for."""
         ...
 
     def drain(self, on_drained: Callable[[], None]) -> None:
-        """Call back once nothing runs or waits."""
+        """Call back once nothing runs or waits; at once where that is so. In E2: after the callbacks."""
         ...
 
     def stop(self, kind: FailureKind) -> None:
-        """End at once: every request ends with `kind`, tokens of completed steps are kept."""
+        """End at once: every request ends with `kind`, tokens of completed steps are kept.
+
+        Running ones first, in the order of admission, then the queue. Final; the step in flight is lost.
+        """
         ...
 
     def set_cost(self, cost: CostTable) -> None:
@@ -253,6 +244,10 @@ class Engine(Protocol):
 
     def settle(self) -> None:
         """Bring `counters` up to the current tick, counting steps that have ended."""
+        ...
+
+    def check(self) -> None:
+        """Recount all state from the sequences and blocks; AssertionError if a total is wrong. Slow."""
         ...
 
     @property

@@ -1,0 +1,219 @@
+"""From a document to everything a driver needs: experiment, policies, private blocks, and where each came from."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from libra.config.document import Document, KeyPath, Tree
+from libra.config.schema import ExperimentConfig
+from libra.config.validate import nearest_hint, validate
+from libra.controller import Controller, ControllerConfig
+from libra.core.streams import stream
+from libra.errors import UserError
+from libra.policies.base import SHARED_SETTINGS, Policy
+from libra.policies.registry import PolicyEntry, Role, find_policy, source_of
+
+PRIVATE_BLOCKS: Final = ("sim", "executor", "sweep")
+"""Blocks that belong to one program; the others leave them unread."""
+
+_SECTIONS: Final[dict[Role, KeyPath]] = {
+    "recovery": ("policies", "recovery"),
+    "training": ("policies", "training"),
+    "admission": ("policies", "admission"),
+    "routing": ("heterogeneous_rollout", "scheduling"),
+}
+"""Where each role's section stands, in the order in which the controller asks the policies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPolicy:
+    """A policy and its validated config."""
+
+    entry: PolicyEntry
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A validated experiment. `private[name]` is the validated block of the program that asked for it."""
+
+    experiment: ExperimentConfig
+    policies: Mapping[Role, ChosenPolicy]
+    private: Mapping[str, Any]
+    document: Document
+
+    @property
+    def workload_folder(self) -> Path:
+        """What the workload's relative paths are relative to."""
+        return self.document.folder_of(("workload", "path"))
+
+    def tree(self) -> Tree:
+        """Every value, defaults included, as plain data: what is stored with a run and hashed."""
+        tree = to_plain(self.experiment)
+        for role, section in _SECTIONS.items():
+            chosen = self.policies[role]
+            own = {
+                name: value
+                for name, value in to_plain(chosen.config).items()
+                if name not in SHARED_SETTINGS and name != _kind_key(role)
+            }
+            _put(tree, section, {_kind_key(role): chosen.entry.kind, **own})
+        for name, block in self.private.items():
+            tree[name] = to_plain(block)
+        return tree
+
+    def config_hash(self) -> str:
+        """SHA-256 of the resolved values."""
+        return hash_tree(self.tree())
+
+    def origins(self) -> list[tuple[str, Any, str]]:
+        """(key path, value, where it came from) of every leaf, for `--show-config`."""
+        rows: list[tuple[str, Any, str]] = []
+        _flatten(self.tree(), (), self.document, rows)
+        return rows
+
+    def policy_hashes(self) -> dict[str, str]:
+        """SHA-256 of each policy's source, by role."""
+        return {
+            role: hashlib.sha256(source_of(chosen.entry).encode()).hexdigest()
+            for role, chosen in self.policies.items()
+        }
+
+    def build_policies(self) -> list[Policy]:
+        """Fresh policies, each with its own random stream."""
+        seed = self.experiment.seed
+        return [
+            chosen.entry.policy(chosen.config, stream(seed, f"policy.{role}"))
+            for role, chosen in self.policies.items()
+        ]
+
+    def build_controller(self, *, debug: bool = False) -> Controller:
+        """A fresh controller with fresh policies: for a run, or to replay one."""
+        experiment = self.experiment
+        config = ControllerConfig(
+            training=experiment.training,
+            total_steps=experiment.total_steps,
+            max_head_offpolicyness=experiment.max_head_offpolicyness,
+            debug=debug,
+        )
+        return Controller(config, self.build_policies())
+
+
+def resolve(
+    document: Document,
+    blocks: Mapping[str, type[Any]],
+    routing: PolicyEntry | None = None,
+) -> Resolved:
+    """Validate a document. `blocks`: private blocks to read, with their dataclasses; the others are ignored.
+
+    `routing` puts a policy class in the place of the one that the document names. Raises UserError.
+    """
+    tree = dict(document.tree)
+    private: dict[str, Any] = {}
+    for name in PRIVATE_BLOCKS:
+        block = tree.pop(name, None)
+        if name in blocks:
+            private[name] = validate(blocks[name], {} if block is None else block, document, (name,))
+    experiment = validate(ExperimentConfig, tree, document)
+    policies: dict[Role, ChosenPolicy] = {}
+    for role, section in _SECTIONS.items():
+        given = routing if role == "routing" else None
+        policies[role] = _choose(role, section, _get(experiment, section), experiment, document, given)
+    return Resolved(experiment, policies, private, document)
+
+
+def hash_tree(tree: Any) -> str:
+    """SHA-256 over canonical JSON."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, enums, tuples and paths as dicts, text and lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in cast(Sequence[Any], value)]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.generic):
+        return cast(Any, value.item())  # pyright: ignore[reportUnknownMemberType]
+    return value
+
+
+def _kind_key(role: Role) -> str:
+    return "scheduler_type" if role == "routing" else "kind"
+
+
+def _choose(
+    role: Role,
+    section: KeyPath,
+    given: dict[str, Any],
+    experiment: ExperimentConfig,
+    document: Document,
+    replacement: PolicyEntry | None,
+) -> ChosenPolicy:
+    own = dict(given)
+    key = _kind_key(role)
+    kind = own.pop(key, None)
+    place = ".".join(map(str, section))
+    if replacement is not None:
+        entry, own = replacement, {}
+    else:
+        if not isinstance(kind, str):
+            raise UserError(f"{document.origin(section)}: {place}.{key} must name a policy")
+        try:
+            entry = find_policy(role, kind)
+        except UserError as error:
+            raise UserError(f"{document.origin((*section, key))}: {place}.{key}: {error}") from error
+    declared = {field.name for field in dataclasses.fields(entry.config)}
+    for name in own:
+        at = f"{document.origin((*section, name))}: {place}.{name}"
+        if name in SHARED_SETTINGS:
+            raise UserError(f"{at}: set {name} at the top of the experiment; every policy shares it")
+        if name not in declared:
+            offered = sorted(declared - SHARED_SETTINGS - {key})
+            raise UserError(f"{at}: unknown key of {entry.kind}{nearest_hint(name, offered)}")
+    for name in declared & SHARED_SETTINGS:
+        own[name] = getattr(experiment, name)
+    return ChosenPolicy(entry, validate(entry.config, own, document, section))
+
+
+def _get(config: Any, section: KeyPath) -> dict[str, Any]:
+    for name in section:
+        config = getattr(config, str(name))
+    return config
+
+
+def _put(tree: Tree, section: KeyPath, value: Any) -> None:
+    for name in section[:-1]:
+        tree = tree[str(name)]
+    tree[str(section[-1])] = value
+
+
+def _flatten(value: Any, place: KeyPath, document: Document, rows: list[tuple[str, Any, str]]) -> None:
+    branch = cast(Tree, value) if isinstance(value, dict) else {}
+    if branch:
+        for key, item in branch.items():
+            _flatten(item, (*place, key), document, rows)
+        return
+    given = _is_given(document.tree, place)
+    rows.append((".".join(map(str, place)), cast(Any, value), document.origin(place) if given else "default"))
+
+
+def _is_given(tree: Any, place: KeyPath) -> bool:
+    for key in place:
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = cast(Tree, tree)[str(key)]
+    return True

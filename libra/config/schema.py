@@ -1,0 +1,178 @@
+"""The experiment: sections and fields, with the names of the cluster manual.
+
+One file runs in both worlds. What only one of them needs stands in its own block (`sim:`, `executor:`,
+`sweep:`), which the other leaves alone. Each component's settings are the frozen dataclass beside the
+component; this module only puts them together and checks what concerns more than one of them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from libra.cost.sync import SyncCostConfig
+from libra.cost.train import TrainCostConfig
+from libra.workloads.opening import WorkloadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Machines. GPUs of a replica lie on one node."""
+
+    num_nodes: int = 1
+    gpus_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "num_nodes", "gpus_per_node")
+
+    @property
+    def num_gpus(self) -> int:
+        """All GPUs."""
+        return self.num_nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceConfig:
+    """`count` replicas of `tp` GPUs each."""
+
+    tp: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "tp", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Scheduler settings of the serving engines, with the names and defaults of vLLM."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    kv_watermark_fraction: float = 0.0
+    keep_prefix_cache_on_load: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens", "block_size")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
+        if not 0 <= self.kv_watermark_fraction < 1:
+            raise ValueError("kv_watermark_fraction must lie in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class HeterogeneousRolloutConfig:
+    """The rollout pool. `scheduling` is the routing policy: `scheduler_type` and that policy's own fields."""
+
+    instances: tuple[InstanceConfig, ...]
+    max_model_len: int = 40960
+    gpu_memory_utilization: float = 0.9
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    scheduling: dict[str, Any] = field(default_factory=lambda: {"scheduler_type": "load_balance"})
+
+    def __post_init__(self) -> None:
+        _at_least(self, 2, "max_model_len")
+        if not self.instances:
+            raise ValueError("instances must name at least one replica")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError("gpu_memory_utilization must lie in (0, 1]")
+
+    def tp_list(self) -> list[int]:
+        """TP degree of each replica, in order."""
+        return [instance.tp for instance in self.instances for _ in range(instance.count)]
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesConfig:
+    """The policies beside the router: `kind` and that policy's own fields."""
+
+    admission: dict[str, Any] = field(default_factory=lambda: {"kind": "concurrency_and_staleness"})
+    training: dict[str, Any] = field(default_factory=lambda: {"kind": "async_grpo"})
+    recovery: dict[str, Any] = field(default_factory=lambda: {"kind": "give_up_or_restart"})
+
+
+@dataclass(frozen=True, slots=True)
+class CostConfig:
+    """What training, publication, loading and starting take."""
+
+    train: TrainCostConfig = field(default_factory=TrainCostConfig)
+    sync: SyncCostConfig = field(default_factory=SyncCostConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentConfig:
+    """See the module.
+
+    hardware_config, model_arch_config: names in the catalogue (`libra/cost/catalogue`).
+    train_gpus: the training pool; 0 = rollout only, nothing is trained. batch_size: trajectories of a train
+    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound in
+    trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
+    flight go on over a weight load.
+    """
+
+    name: str
+    workload: Annotated[WorkloadConfig, Field(discriminator="kind")]
+    heterogeneous_rollout: HeterogeneousRolloutConfig
+    description: str = ""
+    seed: int = 0
+    hardware_config: str = "A800"
+    model_arch_config: str = "Qwen3-14B"
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    train_gpus: int = 0
+    total_steps: int = 100
+    batch_size: int = 32
+    n_samples: int = 4
+    max_concurrent_rollouts: int = 64
+    max_head_offpolicyness: int = 4
+    sync_interval: int = 1
+    partial_rollout: bool = True
+    rollout_weight_reload_strategy: Literal["parallel", "serial"] = "parallel"
+    policies: PoliciesConfig = field(default_factory=PoliciesConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "seed", "train_gpus", "max_head_offpolicyness")
+        _at_least(
+            self, 1, "total_steps", "batch_size", "n_samples", "max_concurrent_rollouts", "sync_interval"
+        )
+        self._check_gpus()
+        if self.train_gpus == 0:
+            return
+        if self.batch_size % self.n_samples:
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of n_samples ({self.n_samples}): "
+                "a step trains on whole groups"
+            )
+        if self.max_head_offpolicyness < self.sync_interval - 1:
+            raise ValueError(
+                f"max_head_offpolicyness ({self.max_head_offpolicyness}) must be at least sync_interval - 1 "
+                f"({self.sync_interval - 1}), or the trainer waits for weights that it never publishes"
+            )
+
+    def _check_gpus(self) -> None:
+        per_node = self.cluster.gpus_per_node
+        for tp in self.heterogeneous_rollout.tp_list():
+            if tp > per_node or per_node % tp:
+                raise ValueError(
+                    f"heterogeneous_rollout.instances: tp {tp} does not divide a node of {per_node} GPUs; "
+                    f"use a divisor of {per_node}"
+                )
+        rollout = sum(self.heterogeneous_rollout.tp_list())
+        if rollout + self.train_gpus > self.cluster.num_gpus:
+            raise ValueError(
+                f"{rollout} rollout GPUs + {self.train_gpus} train_gpus exceed the cluster's "
+                f"{self.cluster.num_gpus} (cluster.num_nodes x cluster.gpus_per_node)"
+            )
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a trainer."""
+        return self.train_gpus > 0
+
+
+def _at_least(config: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} must be at least {least}, not {getattr(config, name)}")

@@ -1,0 +1,174 @@
+"""`async_grpo`: when the trainer steps, publishes, and replicas refresh their weights.
+
+A step takes `batch_size // n_samples` complete groups, those with the oldest tokens first. Before it starts the
+policy makes sure that nothing still under way would thereby exceed `max_head_offpolicyness`:
+
+    wait   the step waits until the trajectories that would become too old have finished (nothing is lost;
+           with a bound of 0 this is synchronous training);
+    drop   the step starts; groups that are then too old are given up, in flight or not.
+
+A group in which fewer than `min_group_size` trajectories finished has no advantage to learn from and is given
+up. When the source is exhausted and nothing is under way, what is left makes a last, shorter step.
+
+After every `sync_interval`-th step the weights are published and loaded by the replicas: all at once
+(`parallel`) or one after another (`serial`). With `partial_rollout` turns in flight go on under the new
+weights; without it loading waits until no trajectory is under way, so that none mixes versions.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from libra.core import events as ev
+from libra.core.actions import AbortTurn, Action, DropTrajectory, LoadWeights, PublishWeights, StartTrainStep
+from libra.core.ids import DropReason, GroupId, Place, ReplicaStatus, TrajectoryId
+from libra.core.views import ClusterView, GroupView
+
+
+@dataclass(frozen=True, slots=True)
+class TrainLoopConfig:
+    """Config of `async_grpo`."""
+
+    kind: Literal["async_grpo"] = "async_grpo"
+    on_stale: Literal["wait", "drop"] = "wait"
+    min_group_size: int = 2
+    training: bool = True
+    batch_size: int = 32
+    n_samples: int = 4
+    total_steps: int = 100
+    sync_interval: int = 1
+    max_head_offpolicyness: int = 4
+    partial_rollout: bool = True
+    rollout_weight_reload_strategy: Literal["parallel", "serial"] = "parallel"
+
+    def __post_init__(self) -> None:
+        if self.min_group_size < 1:
+            raise ValueError("min_group_size must be at least 1")
+
+
+class TrainLoop:
+    """See the module."""
+
+    def __init__(self, config: TrainLoopConfig, rng: np.random.Generator) -> None:
+        self._config = config
+        self._groups_per_step = max(1, config.batch_size // config.n_samples)
+        self._min_group_size = min(config.min_group_size, config.n_samples)
+        self._doomed: set[TrajectoryId] = set()
+
+    def on_event(self, now: float, event: ev.Event, view: ClusterView) -> Iterable[Action]:
+        """Drive steps, publications and loads; drop what has become too old."""
+        if not self._config.training:
+            return ()
+        match event:
+            case ev.TurnFinished() | ev.MetricsSampled() | ev.TrajectoryArrived():
+                return ()
+            case ev.ToolReturned() | ev.TrajectoryStarted() | ev.TurnFailed():
+                if self._doomed or isinstance(event, ev.TurnFailed):
+                    return self._after_turn(event.trajectory_id, view)
+                return ()
+            case ev.TrajectoryFinished():
+                return self._after_finish(event, view)
+            case ev.TrainStepFinished():
+                return self._after_step(view)
+            case _:
+                return self._advance(view)
+
+    def _after_turn(self, trajectory_id: TrajectoryId, view: ClusterView) -> Iterator[Action]:
+        """A doomed trajectory can be dropped now; one that was dropped may have completed its group."""
+        if trajectory_id in self._doomed:
+            self._doomed.discard(trajectory_id)
+            trajectory = view.trajectories.get(trajectory_id)
+            if trajectory is not None and trajectory.place is not Place.GENERATING:
+                yield DropTrajectory(trajectory_id, DropReason.STALE, "too old to train on")
+        yield from self._advance(view)
+
+    def _after_finish(self, event: ev.TrajectoryFinished, view: ClusterView) -> Iterator[Action]:
+        if event.trajectory_id in self._doomed:
+            self._doomed.discard(event.trajectory_id)
+            yield DropTrajectory(event.trajectory_id, DropReason.STALE, "too old to train on")
+        trajectory = view.trajectories.get(event.trajectory_id)
+        if trajectory is None or trajectory.group_id in view.complete_groups or self._awaits_silence(view):
+            yield from self._advance(view)
+
+    def _awaits_silence(self, view: ClusterView) -> bool:
+        waits = not self._config.partial_rollout and view.serving_version < view.trainer.published_version
+        return waits and view.num_active == 0
+
+    def _after_step(self, view: ClusterView) -> Iterator[Action]:
+        version = view.trainer.version
+        if version % self._config.sync_interval == 0 and version < self._config.total_steps:
+            yield PublishWeights(version, f"after step {version}")
+        if self._config.on_stale == "drop":
+            yield from self._drop_stale(view)
+        yield from self._advance(view)
+
+    def _advance(self, view: ClusterView) -> Iterator[Action]:
+        yield from self._loads(view)
+        yield from self._drop_short_groups(view)
+        trainer = view.trainer
+        if trainer.stepping or trainer.publishing or trainer.version >= self._config.total_steps:
+            return
+        batch = self._batch(view)
+        if batch:
+            yield StartTrainStep(
+                tuple(group.group_id for group in batch),
+                sum(group.num_finished for group in batch),
+                sum(group.num_tokens for group in batch),
+                f"step {trainer.version + 1}",
+            )
+
+    def _batch(self, view: ClusterView) -> list[GroupView]:
+        """The groups of the next step, or none if it has to wait."""
+        complete = view.complete_groups
+        if len(complete) < self._groups_per_step:
+            over = view.source_exhausted and not view.backlog and not view.num_active and not view.fetching
+            return list(complete.values()) if over else []
+        oldest_first = sorted(complete.values(), key=lambda group: group.version_first)
+        batch = oldest_first[: self._groups_per_step]
+        if self._config.on_stale == "wait":
+            rest = view.oldest_version(excluding=frozenset(group.group_id for group in batch))
+            if rest is not None and rest < view.trainer.version + 1 - self._config.max_head_offpolicyness:
+                return []
+        return batch
+
+    def _loads(self, view: ClusterView) -> Iterator[Action]:
+        target = view.trainer.published_version
+        if not self._config.partial_rollout and view.num_active:
+            return
+        serial = self._config.rollout_weight_reload_strategy == "serial"
+        if serial and any(replica.loading for replica in view.replicas.values()):
+            return
+        for replica in view.replicas.values():
+            ready = replica.status is ReplicaStatus.READY
+            if ready and not replica.loading and replica.weight_version < target:
+                yield LoadWeights(replica.replica_id, target, f"version {target}")
+                if serial:
+                    return
+
+    def _drop_short_groups(self, view: ClusterView) -> Iterator[Action]:
+        short = [
+            group for group in view.complete_groups.values() if group.num_finished < self._min_group_size
+        ]
+        for group in short:
+            for member in list(group.members()):
+                yield DropTrajectory(
+                    member.trajectory_id, DropReason.SHORT_GROUP, "too few siblings finished"
+                )
+
+    def _drop_stale(self, view: ClusterView) -> Iterator[Action]:
+        """Give up groups that no coming step may use."""
+        limit = view.trainer.version - self._config.max_head_offpolicyness
+        stale: list[GroupId] = [
+            group_id for group_id, group in view.groups.items() if 0 <= group.version_first < limit
+        ]
+        for group_id in stale:
+            for member in list(view.groups[group_id].members()):
+                if member.place is Place.GENERATING:
+                    self._doomed.add(member.trajectory_id)
+                    yield AbortTurn(member.trajectory_id, member.submit_id, "too old to train on")
+                elif member.place is Place.STARTING:
+                    self._doomed.add(member.trajectory_id)
+                else:
+                    yield DropTrajectory(member.trajectory_id, DropReason.STALE, "too old to train on")

@@ -1,0 +1,159 @@
+# pyarrow and pandas ship no types: what comes out of them is unknown to the type checker in this file.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false
+"""Reads a run directory: lazy tables as pandas frames, exact steps for a replay.
+
+Guarantees that a directory of another schema version, an incomplete one or a damaged file is a `UserError`
+that names the file, and never a frame with columns that mean something else.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from libra.core.actions import Action
+from libra.core.events import Event
+from libra.core.ids import ActionId, EventSeq
+from libra.core.step import Step
+from libra.errors import UserError
+from libra.record.rows import rows_to_actions, rows_to_events
+from libra.record.schema import ACTIONS, DERIVED, EVENTS, SCHEMA_VERSION, derived_schema
+
+_NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing; give a run directory that the recorder has finished") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error}); run it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no object; run it again")
+    return content
+
+
+class Run:
+    """A finished run. Tables are read when first asked for and then kept."""
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
+        self.directory = directory
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, directory: Path | str) -> "Run":
+        """Check the manifest and open the directory; `UserError` if it is no run of this schema version."""
+        path = Path(directory)
+        if not path.is_dir():
+            raise UserError(f"{path}: no such directory; give the directory of a run")
+        manifest = _read_json(path / "manifest.json")
+        version = manifest.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise UserError(
+                f"{path / 'manifest.json'}: schema_version {version}, this program reads {SCHEMA_VERSION}; "
+                "run it again or use the program that wrote it"
+            )
+        return cls(path, manifest)
+
+    @cached_property
+    def host(self) -> dict[str, Any]:
+        """Wall times and host shape."""
+        return _read_json(self.directory / "host.json")
+
+    @cached_property
+    def summary(self) -> dict[str, float]:
+        """The figures computed when the run was recorded (`libra.record.metrics.METRICS`)."""
+        content = _read_json(self.directory / "summary.json")
+        return {name: nan if value is None else float(value) for name, value in content.items()}
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """The wide table of events; integers are nullable."""
+        return self._wide("events", EVENTS)
+
+    @cached_property
+    def actions(self) -> pd.DataFrame:
+        """The wide table of actions; integers are nullable."""
+        return self._wide("actions", ACTIONS)
+
+    @cached_property
+    def turns(self) -> pd.DataFrame:
+        """One row per turn and attempt (`libra.record.schema.TURNS`)."""
+        return self._derived("turns")
+
+    @cached_property
+    def trajectories(self) -> pd.DataFrame:
+        """One row per trajectory (`libra.record.schema.TRAJECTORIES`)."""
+        return self._derived("trajectories")
+
+    @cached_property
+    def train_steps(self) -> pd.DataFrame:
+        """One row per optimizer step (`libra.record.schema.TRAIN_STEPS`)."""
+        return self._derived("train_steps")
+
+    @cached_property
+    def replicas(self) -> pd.DataFrame:
+        """One row per replica (`libra.record.schema.REPLICAS`)."""
+        return self._derived("replicas")
+
+    def event_batches(self) -> Iterator[list[tuple[EventSeq, float, Event]]]:
+        """The recorded events, exact and in order, a bounded number at a time: (seq, handling time, event)."""
+        file = self._parquet("events", EVENTS)
+        for batch in file.iter_batches():
+            yield rows_to_events(batch)
+
+    def steps(self) -> Iterator[Step]:
+        """The recorded steps, exact and in order: what a decision replay compares with."""
+        actions = (
+            row for b in self._parquet("actions", ACTIONS).iter_batches() for row in rows_to_actions(b)
+        )
+        pending = next(actions, None)
+        next_id = 0
+        for batch in self.event_batches():
+            for seq, now_s, event in batch:
+                taken: list[Action] = []
+                first = next_id
+                while pending is not None and pending[1] == seq:
+                    taken.append(pending[3])
+                    next_id = pending[0] + 1
+                    pending = next(actions, None)
+                yield Step(seq, now_s, event, ActionId(first), taken)
+
+    def _parquet(self, name: str, schema: Any) -> Any:
+        path = self.directory / f"{name}.parquet"
+        if self.manifest.get("level") != "full":
+            raise UserError(f"{path}: not recorded, the run has only its summary; record with level full")
+        try:
+            file = pq.ParquetFile(path)
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: missing; run it again") from error
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); run it again") from error
+        if file.schema_arrow.names != schema.names:
+            raise UserError(f"{path}: columns differ from schema_version {SCHEMA_VERSION}; run it again")
+        return file
+
+    def _table(self, name: str, schema: Any) -> Any:
+        file = self._parquet(name, schema)
+        try:
+            return file.read()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(
+                f"{self.directory / name}.parquet: damaged ({str(error).splitlines()[0]}); run it again"
+            ) from error
+
+    def _wide(self, name: str, schema: Any) -> pd.DataFrame:
+        return self._table(name, schema).to_pandas(types_mapper=_NULLABLE.get)
+
+    def _derived(self, name: str) -> pd.DataFrame:
+        frame = self._table(name, derived_schema(name)).to_pandas()
+        nullable = [c.name for c in DERIVED[name] if c.nullable and c.python is int]
+        return frame.astype(dict.fromkeys(nullable, "Int64"))

@@ -1,0 +1,106 @@
+"""The verbs that read: `report`, `replay`, `compare`, `check`, `list`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from libra.cost.hardware import gpu_names, model_names
+from libra.policies.registry import BUILT_IN
+from libra.record.metrics import METRICS
+from sim.replay import replay as replay_run
+from sim.replay import runs_below
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write and print the report of a run or sweep."""
+    write_and_print_report(args.directory, args.out)
+    return 0
+
+
+def write_and_print_report(directory: Path, out: Path | None) -> None:
+    """Table on stdout; report.html, figures/ and timeline.json beside the data."""
+    from sim.report import write_report
+    from sim.results import open_result
+
+    print(open_result(directory).table())
+    print(f"report: {write_report(directory, out)}", file=sys.stderr)
+
+
+def replay(args: argparse.Namespace) -> int:
+    """Replay every run named; 1 if any differs."""
+    directories = [run for given in args.directory for run in runs_below(given)]
+    num_events = num_actions = 0
+    differing: list[str] = []
+    for directory in tqdm(directories, unit="run", disable=len(directories) < 2, file=sys.stderr):
+        result = replay_run(directory)
+        num_events += result.num_events
+        num_actions += result.num_actions
+        if result.difference:
+            differing.append(f"{directory}: {result.difference}")
+    for line in differing:
+        print(f"differs: {line}")
+    print(
+        f"{len(directories)} runs, {num_events:,} events, {num_actions:,} actions: "
+        + (f"{len(differing)} differ" if differing else "all actions equal")
+    )
+    return 1 if differing else 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Figures of two runs side by side."""
+    from sim.results import compare_runs
+
+    print(compare_runs(*args.runs).to_string(index=False))
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Validate a trace and describe it."""
+    from libra.workloads.check import check_trace
+
+    print(check_trace(args.trace).text())
+    return 0
+
+
+def listing(args: argparse.Namespace) -> int:
+    """What there is."""
+    sections = {
+        "policies": _policies,
+        "presets": _presets,
+        "experiments": _experiments,
+        "metrics": _metrics,
+        "hardware": lambda: [("GPUs", ", ".join(gpu_names())), ("models", ", ".join(model_names()))],
+    }
+    for name, rows in sections.items():
+        if args.what in ("all", name):
+            print(name if args.what == "all" else "", end="\n" if args.what == "all" else "")
+            for key, text in rows():
+                print(f"  {key:32s} {text}")
+    return 0
+
+
+def _policies() -> list[tuple[str, str]]:
+    rows = [(f"{role}: {kind}", entry.summary) for (role, kind), entry in BUILT_IN.items()]
+    return [*rows, ("package.module:Class", "your own, from any importable module")]
+
+
+def _presets() -> list[tuple[str, str]]:
+    from libra.workloads.preset import preset_summaries
+
+    return preset_summaries()
+
+
+def _experiments() -> list[tuple[str, str]]:
+    import yaml
+
+    rows: list[tuple[str, str]] = []
+    for path in sorted(Path("experiments").glob("*.yaml")):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows.append((str(path), str(content.get("description", "")).strip().split("\n")[0]))
+    return rows or [("(none)", "no folder experiments/ here")]
+
+
+def _metrics() -> list[tuple[str, str]]:
+    return [(name, f"[{m.unit}, {m.better} is better] {m.doc}") for name, m in METRICS.items()]

@@ -1,0 +1,107 @@
+"""Arguments and dispatch. Each verb is a function `(args) -> exit status` in a module of this package."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from libra.errors import UserError
+from sim.cli import inspect, running
+
+EXPERIMENT_HELP = "experiment file (*.yaml)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb and return the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.verb(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sim",
+        description="Simulate resource management for agentic RL post-training.",
+        epilog="Start with: python -m sim sweep experiments/quickstart.yaml",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    run = verbs.add_parser("run", help="simulate one experiment and print its figures")
+    _add_experiment(run)
+    run.add_argument("--out", type=Path, help="run directory (default: runs/NAME-run)")
+    _add_record(run)
+    run.add_argument("--fresh", action="store_true", help="replace an existing run directory")
+    run.set_defaults(verb=running.run)
+
+    sweep = verbs.add_parser("sweep", help="simulate a grid of experiments x seeds, then report")
+    _add_experiment(sweep)
+    sweep.add_argument("--out", type=Path, help="sweep directory (default: runs/NAME)")
+    _add_record(sweep)
+    sweep.add_argument("--jobs", type=int, default=0, help="processes (default: one per core)")
+    sweep.add_argument("--shard", default="0/1", help="i/n: run only every n-th cell, from cell i (0-based)")
+    sweep.add_argument("--fresh", action="store_true", help="replace an existing sweep directory")
+    sweep.add_argument("--no-report", action="store_true", help="do not write report.html")
+    sweep.set_defaults(verb=running.sweep)
+
+    report = verbs.add_parser(
+        "report", help="table, report.html, figures and timeline.json of a run or sweep"
+    )
+    report.add_argument("directory", type=Path, help="run or sweep directory")
+    report.add_argument("--out", type=Path, help="where to write (default: into the directory)")
+    report.set_defaults(verb=inspect.report)
+
+    replay = verbs.add_parser(
+        "replay", help="feed a run's events to a fresh controller; actions must be equal"
+    )
+    replay.add_argument(
+        "directory", type=Path, nargs="+", help="run directories, or sweeps (all their cells)"
+    )
+    replay.set_defaults(verb=inspect.replay)
+
+    compare = verbs.add_parser("compare", help="figures of two runs side by side")
+    compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
+    compare.set_defaults(verb=inspect.compare)
+
+    check = verbs.add_parser("check", help="validate a workload trace (CSV) and describe it")
+    check.add_argument("trace", type=Path)
+    check.set_defaults(verb=inspect.check)
+
+    listing = verbs.add_parser(
+        "list", help="what there is: policies, presets, experiments, metrics, hardware"
+    )
+    listing.add_argument(
+        "what",
+        nargs="?",
+        default="all",
+        choices=["all", "policies", "presets", "experiments", "metrics", "hardware"],
+    )
+    listing.set_defaults(verb=inspect.listing)
+    return parser
+
+
+def _add_experiment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("experiment", type=Path, help=EXPERIMENT_HELP)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY.PATH=VALUE", dest="sets", help="override a value"
+    )
+    parser.add_argument(
+        "--show-config", action="store_true", help="print every value and where it came from, then stop"
+    )
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--record",
+        choices=["full", "summary"],
+        default="full",
+        help="full: all events, for replay and plots (default); summary: figures only",
+    )

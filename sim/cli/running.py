@@ -1,0 +1,139 @@
+"""The verbs that simulate: `run` and `sweep`."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from libra.config.document import Document, apply_sets, load_document
+from libra.config.resolve import Resolved, resolve
+from libra.core.ids import EndReason
+from libra.errors import UserError
+from libra.record.metrics import METRICS
+from sim.cli.host import HostClock, code_hash, cpu_count, git_state
+from sim.config import SimConfig
+from sim.run import Provenance, simulate
+from sim.sweep.execute import CellResult, prepare, run_grid
+from sim.sweep.grid import expand
+
+
+def load(args: argparse.Namespace) -> Document:
+    """The experiment with the command line's overrides."""
+    document = load_document(args.experiment)
+    apply_sets(document, args.sets)
+    return document
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate one experiment. A `sweep:` block is left alone."""
+    document = load(args)
+    document.tree.pop("sweep", None)
+    resolved = resolve(document, {"sim": SimConfig})
+    if args.show_config:
+        return show_config(resolved)
+    directory = args.out or Path("runs") / f"{resolved.experiment.name}-run"
+    if args.fresh:
+        _remove(directory, "manifest.json")
+    clock = HostClock()
+    with tqdm(unit=" sim-s", disable=not sys.stderr.isatty(), leave=False, bar_format=_RUN_BAR) as bar:
+        reason, figures = simulate(
+            resolved,
+            directory,
+            level=args.record,
+            provenance=provenance(),
+            host=clock.info,
+            on_progress=lambda now_s: bar.update(round(now_s, 1) - bar.n) and None,
+        )
+    for name, value in figures.items():
+        metric = METRICS.get(name)
+        print(f"{name:32s} {value:16,.4g} {metric.unit if metric else ''}")
+    wall_s = clock.elapsed_s()
+    speed = figures.get("makespan_s", 0.0) / wall_s if wall_s else 0.0
+    print(f"{reason} in {wall_s:.1f} s, {speed:,.0f} x real time; {directory}", file=sys.stderr)
+    return 1 if reason is EndReason.STALLED else 0
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Run what is missing of a sweep, then report on it."""
+    document = load(args)
+    grid = expand(document)
+    resolved = [cell.resolve() for cell in grid.cells]  # every mistake shows before the first cell runs
+    if args.show_config:
+        return show_config(resolved[0])
+    shard = _shard(args.shard)
+    directory = args.out or Path("runs") / resolved[0].experiment.name
+    if args.fresh:
+        _remove(directory, "sweep.json")
+    known = provenance()
+    prepare(directory, grid, document, known.code_hash)
+    jobs = args.jobs or cpu_count()
+    if jobs < 1:
+        raise UserError(f"--jobs {args.jobs}: must be at least 1")
+    errors: list[CellResult] = []
+    with tqdm(
+        total=len(grid.cells[shard[0] :: shard[1]]), unit="cell", smoothing=0.1, file=sys.stderr
+    ) as bar:
+
+        def on_result(result: CellResult) -> None:
+            if result.error:
+                errors.append(result)
+                bar.write(f"failed: {result.name}: {result.error}", file=sys.stderr)
+                bar.set_postfix(failed=len(errors))
+            bar.update()
+
+        todo = [c for c in grid.cells[shard[0] :: shard[1]] if (directory / "cells" / c.name).exists()]
+        bar.update(len(todo))
+        outcome = run_grid(
+            directory,
+            grid,
+            level=args.record,
+            jobs=jobs,
+            shard=shard,
+            provenance=known,
+            on_result=on_result,
+        )
+    print(
+        f"{outcome.num_done} cells done, {outcome.num_skipped} were finished before, "
+        f"{outcome.num_failed} failed; {directory}",
+        file=sys.stderr,
+    )
+    if outcome.num_failed == outcome.num_cells:
+        raise UserError(f"every cell failed; the first: {errors[0].error}")
+    if not args.no_report:
+        from sim.cli.inspect import write_and_print_report
+
+        write_and_print_report(directory, None)
+    return 1 if outcome.num_failed else 0
+
+
+def show_config(resolved: Resolved) -> int:
+    """Print every value and where it came from."""
+    for path, value, origin in resolved.origins():
+        print(f"{path} = {value!r}  # {origin}")
+    return 0
+
+
+def provenance() -> Provenance:
+    """Of the code as it stands."""
+    commit, dirty = git_state()
+    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash())
+
+
+_RUN_BAR = "{desc}{n:,.0f} sim-s [{elapsed}, {rate_fmt}]"
+
+
+def _shard(text: str) -> tuple[int, int]:
+    first, slash, count = text.partition("/")
+    if slash and first.isdecimal() and count.isdecimal() and int(first) < int(count):
+        return int(first), int(count)
+    raise UserError(f"--shard {text}: write it as i/n with 0 <= i < n, for example 0/4")
+
+
+def _remove(directory: Path, marker: str) -> None:
+    if not directory.exists():
+        return
+    if not (directory / marker).exists():
+        raise UserError(f"{directory}: holds no {marker}, so --fresh does not remove it; give another --out")
+    shutil.rmtree(directory)

@@ -1,0 +1,190 @@
+"""One simulated run: from a resolved experiment to a run directory.
+
+The world is built here and nowhere else: replicas with their cost tables on nodes, the trainer's step time, the
+workload. `simulate` is all that a sweep's worker, the command line and a notebook call.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from libra.config.resolve import Resolved
+from libra.config.schema import ExperimentConfig
+from libra.core.ids import LIVE_PLACES, EndReason, NodeId, ReplicaId
+from libra.core.views import ClusterView
+from libra.cost.hardware import find_gpu, find_model
+from libra.cost.sync import SyncCost
+from libra.cost.tables import rollout_cost
+from libra.cost.train import TrainCost
+from libra.errors import UserError
+from libra.record.lives import ReplicaUsage
+from libra.record.manifest import HostInfo, RunInfo, package_versions
+from libra.record.writer import Level, RunWriter
+from libra.workloads.opening import open_workload
+from sim.clock import to_seconds, to_ticks
+from sim.config import SimConfig
+from sim.driver import SimDriver, World
+from sim.engine.base import CostTable, EngineSpec, QueueOrder
+from sim.world.engines import ReplicaPlan, SimEngines
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What the caller knows about the code and the host, for the manifest."""
+
+    commit: str = ""
+    dirty: bool = False
+    code_hash: str = ""
+    cell: Mapping[str, Any] | None = None
+
+
+def simulate(
+    resolved: Resolved,
+    directory: Path,
+    *,
+    level: Level = "full",
+    provenance: Provenance | None = None,
+    on_progress: Callable[[float], None] | None = None,
+    host: Callable[[], HostInfo] = HostInfo,
+    overwrite: bool = False,
+    keep_stalled: bool = True,
+) -> tuple[EndReason, dict[str, float]]:
+    """Run the experiment and write `directory`. Returns why it ended and its summary figures.
+
+    Raises UserError for what a person can mend, before anything is written or with nothing left behind; so
+    does a run that stalls (trajectories are left that no policy moves on) unless `keep_stalled`.
+    """
+    known = provenance or Provenance()
+    experiment = resolved.experiment
+    config: SimConfig = resolved.private["sim"]
+    world = build_world(resolved)
+    info = _run_info(resolved, known)
+    with RunWriter(directory, level, training=experiment.training, overwrite=overwrite) as writer:
+        controller = resolved.build_controller(debug=config.debug)
+        driver = SimDriver(controller, world, config, writer.append, on_progress)
+        reason = driver.run()
+        if reason is EndReason.STALLED and not keep_stalled:
+            raise UserError(stall_message(controller.view))
+        figures = writer.close(info(reason), host(), _usage(driver.engines))
+    return reason, figures
+
+
+def stall_message(view: ClusterView) -> str:
+    """Where the trajectories of a stalled run stand."""
+    places = ", ".join(f"{view.count(place)} {place}" for place in LIVE_PLACES if view.count(place))
+    return f"the run stalled: nothing is under way and no policy moves on what is left ({places})"
+
+
+def build_world(resolved: Resolved) -> World:
+    """Everything that the driver needs to know of the simulated cluster. Raises UserError."""
+    experiment = resolved.experiment
+    gpu, model = find_gpu(experiment.hardware_config), find_model(experiment.model_arch_config)
+    sync = SyncCost(gpu, model, experiment.cost.sync)
+    train = TrainCost(gpu, model, experiment.cost.train)
+    config: SimConfig = resolved.private["sim"]
+
+    def train_step_s(num_tokens: int, num_trajectories: int) -> float:
+        mean = num_tokens / num_trajectories if num_trajectories else 0.0
+        return train.step_s(num_tokens, experiment.train_gpus, mean)
+
+    return World(
+        replicas=_replica_plans(experiment, config, sync),
+        train_step_s=train_step_s,
+        publish_s=sync.publish_s(experiment.train_gpus) if experiment.training else 0.0,
+        workload=open_workload(
+            experiment.workload,
+            seed=experiment.seed,
+            n_samples=experiment.n_samples,
+            base_dir=resolved.workload_folder,
+        ),
+        seed=experiment.seed,
+    )
+
+
+def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCost) -> list[ReplicaPlan]:
+    rollout = experiment.heterogeneous_rollout
+    engine = rollout.engine
+    made: dict[int, tuple[EngineSpec, CostTable, CostTable]] = {}
+    for tp in sorted(set(rollout.tp_list())):
+        try:
+            cost = rollout_cost(
+                experiment.hardware_config, experiment.model_arch_config, tp, rollout.gpu_memory_utilization
+            )
+        except UserError as error:
+            raise UserError(f"heterogeneous_rollout.instances: {error}") from error
+        num_blocks = cost.kv_capacity_tokens // engine.block_size
+        spec = EngineSpec(
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=rollout.max_model_len,
+            block_size=engine.block_size,
+            num_blocks=num_blocks,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            queue_order=QueueOrder(engine.scheduling_policy),
+            watermark_blocks=int(engine.kv_watermark_fraction * num_blocks),
+            keep_cache_on_load=engine.keep_prefix_cache_on_load,
+        )
+        slowdown = config.faults.straggler.slowdown
+        made[tp] = (
+            spec,
+            CostTable.from_cost(cost, engine.max_num_seqs),
+            CostTable.from_cost(cost, engine.max_num_seqs, slowdown),
+        )
+    nodes = _place(rollout.tp_list(), experiment.cluster.gpus_per_node)
+    return [
+        ReplicaPlan(
+            ReplicaId(i),
+            tp,
+            NodeId(nodes[i]),
+            *made[tp],
+            load_t=to_ticks(sync.load_s(tp)),
+            start_t=to_ticks(sync.start_s(tp, warm=True)),
+        )
+        for i, tp in enumerate(rollout.tp_list())
+    ]
+
+
+def _place(tp_list: list[int], gpus_per_node: int) -> list[int]:
+    """Node of each replica: largest first into the first node with room, so that none is split."""
+    nodes = [0] * len(tp_list)
+    free: list[int] = []
+    for i in sorted(range(len(tp_list)), key=lambda i: -tp_list[i]):
+        node = next((n for n, room in enumerate(free) if room >= tp_list[i]), len(free))
+        if node == len(free):
+            free.append(gpus_per_node)
+        free[node] -= tp_list[i]
+        nodes[i] = node
+    return nodes
+
+
+def _run_info(resolved: Resolved, known: Provenance) -> Callable[[EndReason], RunInfo]:
+    tree, hashes, packages = resolved.tree(), resolved.policy_hashes(), package_versions()
+
+    def info(reason: EndReason) -> RunInfo:
+        return RunInfo(
+            world="sim",
+            config=tree,
+            seed=resolved.experiment.seed,
+            exit_reason=reason,
+            commit=known.commit,
+            dirty=known.dirty,
+            policies=hashes,
+            packages=packages,
+            code_hash=known.code_hash,
+            cell=known.cell,
+        )
+
+    return info
+
+
+def _usage(engines: SimEngines) -> dict[int, ReplicaUsage]:
+    usage: dict[int, ReplicaUsage] = {}
+    for replica_id, replica in engines.replicas.items():
+        counters = [engine.counters for _, _, engine in replica.totals]
+        usage[replica_id] = ReplicaUsage(
+            busy_s=to_seconds(sum(c.busy_t for c in counters)),
+            paused_s=to_seconds(sum(c.paused_t for c in counters)),
+            num_steps=sum(c.num_steps for c in counters),
+        )
+    return usage

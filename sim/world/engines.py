@@ -1,0 +1,331 @@
+"""The serving engines as the controller meets them: the `RolloutEngines` port over `sim.engine`.
+
+It turns actions into requests and ended requests into events, and owns the life of each replica. What happens
+inside a replica is `sim.engine`'s business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from libra.core import actions as act
+from libra.core import events as ev
+from libra.core.ids import (
+    NO_ACTION,
+    ActionId,
+    FailureKind,
+    NextStep,
+    NodeId,
+    ReplicaId,
+    TrajectoryId,
+    WeightVersion,
+)
+from libra.ports import Emit
+from sim.clock import Clock, to_seconds
+from sim.engine import make_engine
+from sim.engine.base import CostTable, Engine, EngineSpec, Path, Request
+from sim.world.episodes import Episode, Forks
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """What a replica is made of. load_t: ticks to load weights; start_t: ticks from start to ready."""
+
+    replica_id: ReplicaId
+    tp: int
+    node_id: NodeId
+    spec: EngineSpec
+    cost: CostTable
+    slow_cost: CostTable
+    load_t: int
+    start_t: int
+
+
+class _TurnRequest(Request):
+    """A request that knows which turn it is."""
+
+    __slots__ = ("action_id", "episode", "replica", "turn")
+
+    def __init__(
+        self, action: act.SubmitTurn, action_id: ActionId, episode: Episode, replica: "Replica", path: Path
+    ) -> None:
+        output_tokens = episode.columns.output_tokens[episode.row + action.turn] - episode.num_generated
+        super().__init__(action_id, action.prompt_tokens, output_tokens, path, action.priority)
+        self.action_id = action_id
+        self.episode = episode
+        self.replica = replica
+        self.turn = action.turn
+
+
+class Replica:
+    """A replica over its lives."""
+
+    __slots__ = ("engine", "plan", "ready_s", "slow", "totals")
+
+    def __init__(self, plan: ReplicaPlan) -> None:
+        self.plan = plan
+        self.engine: Engine | None = None  # None while down
+        self.slow = False
+        self.totals: list[tuple[float, float, Engine]] = []  # (ready, gone, engine) of each life
+        self.ready_s = 0.0
+
+
+class SimEngines:
+    """The port. `after_turn(episode, turn)` is called when a turn has finished and been reported."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        kind: str,
+        plans: list[ReplicaPlan],
+        episodes: dict[int, Episode],
+        emit: Emit,
+        after_turn: Callable[[Episode, int], None],
+        published_version: Callable[[], WeightVersion],
+    ) -> None:
+        self._clock = clock
+        self._kind = kind
+        self._episodes = episodes
+        self._emit = emit
+        self._after_turn = after_turn
+        self._published_version = published_version
+        self._forks = Forks()
+        self._requests: dict[ActionId, _TurnRequest] = {}
+        self._pending: dict[ReplicaId, set[ActionId]] = {plan.replica_id: set() for plan in plans}
+        self.replicas = {plan.replica_id: Replica(plan) for plan in plans}
+
+    # -- port ---------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """The replicas that are there when the run begins."""
+        for replica in self.replicas.values():
+            self._bring_up(replica, NO_ACTION)
+
+    def submit(self, action_id: ActionId, action: act.SubmitTurn) -> None:
+        """See `RolloutEngines`."""
+        replica = self.replicas[action.replica_id]
+        engine = replica.engine
+        if engine is None:  # it died while the action was under way
+            self._emit(_failed_before_start(action_id, action, to_seconds(self._clock.now)))
+            return
+        episode = self._episodes[action.trajectory_id]
+        if action.turn and not episode.num_generated:
+            self._forks.enter_turn(episode, action.turn, replica.plan.spec.block_size)
+        request = _TurnRequest(action, action_id, episode, replica, episode.path)
+        self._requests[action_id] = request
+        engine.submit(request)
+
+    def abort(self, action: act.AbortTurn) -> None:
+        """See `RolloutEngines`. A turn that has ended already is left alone."""
+        request = self._requests.get(action.submit_id)
+        if request is not None and request.replica.engine is not None:
+            request.replica.engine.abort(request)
+
+    def load_weights(self, action_id: ActionId, action: act.LoadWeights) -> None:
+        """See `RolloutEngines`."""
+        replica = self.replicas[action.replica_id]
+        engine = replica.engine
+        if engine is None:
+            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+            return
+        pending = self._pending[action.replica_id]
+        pending.add(action_id)
+
+        def on_loaded(start_t: int) -> None:
+            pending.discard(action_id)
+            self._emit(
+                ev.WeightsLoaded(
+                    action_id,
+                    action.replica_id,
+                    action.version,
+                    to_seconds(start_t),
+                    to_seconds(self._clock.now),
+                )
+            )
+
+        engine.load_weights(action.version, replica.plan.load_t, on_loaded)
+
+    def start(self, action_id: ActionId, action: act.StartReplica) -> None:
+        """See `RolloutEngines`. The replica comes up where its plan says, with the published weights."""
+        replica = self.replicas.get(action.replica_id)
+        if replica is None or replica.engine is not None:
+            message = "no such replica in this cluster" if replica is None else "it is running"
+            self._emit(ev.ActionFailed(action_id, FailureKind.REFUSED, message))
+            return
+        self._clock.call_later(replica.plan.start_t, lambda: self._bring_up(replica, action_id))
+
+    def drain(self, action_id: ActionId, action: act.DrainReplica) -> None:
+        """See `RolloutEngines`."""
+        engine = self.replicas[action.replica_id].engine
+        if engine is None:
+            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+            return
+        pending = self._pending[action.replica_id]
+        pending.add(action_id)
+
+        def on_drained() -> None:
+            pending.discard(action_id)
+            self._emit(ev.ReplicaDrained(action_id, action.replica_id))
+
+        engine.drain(on_drained)
+
+    def stop(self, action_id: ActionId, action: act.StopReplica) -> None:
+        """See `RolloutEngines`."""
+        replica = self.replicas[action.replica_id]
+        if replica.engine is None:
+            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+            return
+        self._take_down(replica, FailureKind.ABORTED)
+        self._emit(ev.ReplicaStopped(action_id, action.replica_id))
+
+    # -- faults and polling -------------------------------------------------------------------------------
+
+    def lose(self, replica_id: ReplicaId) -> bool:
+        """The replica dies now. False if it was down already."""
+        replica = self.replicas[replica_id]
+        if replica.engine is None:
+            return False
+        self._emit(ev.ReplicaLost(replica_id))
+        self._take_down(replica, FailureKind.REPLICA_LOST)
+        return True
+
+    def set_slow(self, replica_id: ReplicaId, slow: bool) -> None:
+        """Make the replica a straggler, or no longer."""
+        replica = self.replicas[replica_id]
+        replica.slow = slow
+        if replica.engine is not None:
+            replica.engine.set_cost(replica.plan.slow_cost if slow else replica.plan.cost)
+
+    def sample(self) -> ev.MetricsSampled:
+        """Poll every replica that is up."""
+        up = [(r, r.engine) for r in self.replicas.values() if r.engine is not None]
+        return ev.MetricsSampled(
+            tuple(r.plan.replica_id for r, _ in up),
+            tuple(engine.num_running for _, engine in up),
+            tuple(engine.num_waiting for _, engine in up),
+            tuple(engine.used_blocks() / r.plan.spec.num_blocks for r, engine in up),
+        )
+
+    def close(self) -> None:
+        """The run is over: settle the counters of what still runs."""
+        for replica in self.replicas.values():
+            if replica.engine is not None:
+                replica.engine.settle()
+                replica.totals.append((replica.ready_s, to_seconds(self._clock.now), replica.engine))
+                replica.engine = None
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _bring_up(self, replica: Replica, action_id: ActionId) -> None:
+        plan = replica.plan
+        version = self._published_version()
+        replica.engine = make_engine(
+            self._kind,
+            self._clock,
+            plan.replica_id,
+            plan.spec,
+            plan.slow_cost if replica.slow else plan.cost,
+            self._on_end,
+            version,
+        )
+        replica.ready_s = to_seconds(self._clock.now)
+        self._emit(
+            ev.ReplicaReady(
+                action_id,
+                plan.replica_id,
+                plan.tp,
+                plan.node_id,
+                version,
+                plan.spec.num_blocks * plan.spec.block_size,
+                plan.spec.max_num_seqs,
+                plan.spec.max_model_len,
+            )
+        )
+
+    def _take_down(self, replica: Replica, kind: FailureKind) -> None:
+        engine = replica.engine
+        assert engine is not None
+        replica.engine = None
+        engine.settle()
+        replica.totals.append((replica.ready_s, to_seconds(self._clock.now), engine))
+        engine.stop(kind)
+        pending = self._pending[replica.plan.replica_id]
+        for action_id in sorted(pending):
+            self._emit(ev.ActionFailed(action_id, kind, "the replica went down"))
+        pending.clear()
+
+    def _on_end(self, request: Request, failure: FailureKind | None) -> None:
+        assert isinstance(request, _TurnRequest)
+        del self._requests[request.action_id]
+        episode, turn = request.episode, request.turn
+        trajectory_id = TrajectoryId(episode.trajectory_id)
+        replica_id = request.replica.plan.replica_id
+        cached = request.cached_tokens if request.cached_tokens > 0 else 0
+        if failure is not None:
+            episode.num_generated += request.num_emitted
+            self._emit(
+                ev.TurnFailed(
+                    request.action_id,
+                    trajectory_id,
+                    turn,
+                    replica_id,
+                    failure,
+                    request.prompt_tokens,
+                    request.num_emitted,
+                    cached,
+                    request.recomputed_tokens,
+                    request.num_preemptions,
+                    WeightVersion(request.version_first),
+                    WeightVersion(request.version_last),
+                    request.version_token_sum,
+                    to_seconds(request.submitted_t),
+                    to_seconds(request.end_t),
+                )
+            )
+            return
+        episode.num_generated = 0
+        columns, row = episode.columns, episode.row + turn
+        last = turn + 1 == episode.num_turns
+        self._emit(
+            ev.TurnFinished(
+                request.action_id,
+                trajectory_id,
+                turn,
+                replica_id,
+                request.prompt_tokens,
+                request.output_tokens,
+                cached,
+                request.recomputed_tokens,
+                request.num_preemptions,
+                WeightVersion(request.version_first),
+                WeightVersion(request.version_last),
+                request.version_token_sum,
+                to_seconds(request.submitted_t),
+                to_seconds(request.started_t),
+                to_seconds(request.first_token_t),
+                to_seconds(request.end_t),
+                NextStep.END if last else NextStep.TOOL,
+                columns.tool_names[columns.tool[row]],
+            )
+        )
+        self._after_turn(episode, turn)
+
+
+def _failed_before_start(action_id: ActionId, action: act.SubmitTurn, now_s: float) -> ev.TurnFailed:
+    nothing = WeightVersion(-1)
+    return ev.TurnFailed(
+        action_id,
+        action.trajectory_id,
+        action.turn,
+        action.replica_id,
+        FailureKind.REPLICA_LOST,
+        action.prompt_tokens,
+        0,
+        0,
+        0,
+        0,
+        nothing,
+        nothing,
+        0,
+        now_s,
+        now_s,
+    )

@@ -1,0 +1,159 @@
+"""Catalogue look-ups, memory arithmetic, and train and sync costs by hand-computed numbers."""
+
+import pytest
+
+from libra.cost.hardware import (
+    GIB,
+    catalogue,
+    find_gpu,
+    find_model,
+    gpu_names,
+    kv_capacity_tokens,
+    model_names,
+)
+from libra.cost.sync import SyncCost, SyncCostConfig
+from libra.cost.tables import rollout_cost, tp_degrees
+from libra.cost.train import TrainCost, TrainCostConfig
+from libra.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "kv_bytes"),
+    [
+        ("Qwen3-4B", 4.02e9, 4.02e9, 147_456),
+        ("Qwen3-8B", 8.19e9, 8.19e9, 147_456),
+        ("Qwen3-14B", 14.77e9, 14.77e9, 163_840),
+        ("Qwen3-30B-A3B", 30.53e9, 3.35e9, 98_304),
+    ],
+)
+def test_parameter_counts_are_those_of_the_model_cards(name, total, active, kv_bytes):
+    model = find_model(name)
+    assert model.num_params == pytest.approx(total, rel=1e-3)
+    assert model.num_active_params == pytest.approx(active, rel=1e-3)
+    assert model.kv_bytes_per_token() == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "measured"),
+    [("Qwen3-4B", 1, 833_824), ("Qwen3-14B", 1, 614_864), ("Qwen3-14B", 2, 1_419_536)],
+)
+def test_kv_capacity_on_h200_is_what_the_engine_reported(model, tp, measured):
+    assert kv_capacity_tokens(find_gpu("H200"), find_model(model), tp) == pytest.approx(measured, rel=0.006)
+
+
+def test_kv_heads_are_copied_where_gpus_outnumber_them():
+    model = find_model("Qwen3-30B-A3B")
+    assert model.kv_bytes_per_token(4) == model.kv_bytes_per_token(8) == model.kv_bytes_per_token(1) // 4
+
+
+def test_a_model_that_does_not_fit_says_needed_and_available():
+    with pytest.raises(UserError, match=r"needs 62\.0 GiB .* and 40\.0 GiB are available"):
+        rollout_cost("H100", "Qwen3-30B-A3B", 1, gpu_memory_utilization=0.5)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("B300", "Qwen3-8B", 1), "gpu 'B300' is not in the cost catalogue; choose one of: A100, A800"),
+        (("H100", "Qwen3-9B", 1), "model 'Qwen3-9B' is not in the cost catalogue"),
+        (("H100", "Qwen3-8B", 3), "tp 3 does not divide"),
+        (("H100", "Qwen3-8B", 16), "tp degrees with data: 1, 2, 4, 8"),
+        (("A100", "Qwen3-30B-A3B", 8), "tp degrees with data: 1, 2, 4"),
+        (("H100", "Qwen3-8B", 1, 1.5), r"must lie in \(0, 1\]"),
+    ],
+)
+def test_unknown_combinations_are_refused(args, message):
+    with pytest.raises(UserError, match=message):
+        rollout_cost(*args)
+
+
+def test_every_catalogue_entry_has_a_source_and_sane_ratios():
+    for gpu in gpu_names():
+        assert find_gpu(gpu).source
+        for model in model_names():
+            costs = [rollout_cost(gpu, model, tp) for tp in tp_degrees(gpu, model)]
+            assert len(costs) >= 3
+            assert all(cost.source for cost in costs)
+            steps = [cost.decode_s(32, 32 * 16_384) for cost in costs]
+            assert steps == sorted(steps, reverse=True), (gpu, model)
+            prefills = [cost.mixed_s(0, 0, 8192, 8192**2 / 2) for cost in costs]
+            assert prefills == sorted(prefills, reverse=True), (gpu, model)
+            assert [c.kv_capacity_tokens for c in costs] == sorted(c.kv_capacity_tokens for c in costs)
+    assert len(catalogue("rollout")["entries"]) == 62
+
+
+def test_a_mixed_step_is_never_faster_than_the_decode_step_in_it():
+    cost = rollout_cost("A100", "Qwen3-14B", 1)
+    assert cost.mixed_s(64, 200_000, 16, 16 * 8) > cost.decode_s(64, 200_000)
+
+
+def test_eight_small_replicas_beat_one_large_on_short_contexts_and_lose_the_lead_on_long():
+    """Direction of the published A800 comparison (arXiv 2606.03077): 3.1x for 0-2K, 1 / 2.8x for 16-32K.
+
+    At most 128 sequences a replica, the largest batch in the data that the coefficients were fitted to.
+    """
+    one, eight = rollout_cost("A800", "Qwen3-14B", 1), rollout_cost("A800", "Qwen3-14B", 8)
+
+    def tokens_per_s(cost, replicas, context):
+        batch = min(128, 512 // replicas, cost.kv_capacity_tokens // context)
+        return replicas * batch / cost.decode_s(batch, batch * context)
+
+    short = tokens_per_s(one, 8, 1024) / tokens_per_s(eight, 1, 1024)
+    long = tokens_per_s(one, 8, 24_576) / tokens_per_s(eight, 1, 24_576)
+    assert short > 1.2
+    assert long < 0.8
+
+
+@pytest.mark.parametrize(("sequence", "measured"), [(16_384, 26_000), (65_536, 29_000)])
+def test_train_throughput_is_near_the_published_table(sequence, measured):
+    """prime-rl, Qwen3-4B, 8 H100, one sequence a GPU (no log-probability pass): within 30 %."""
+    cost = TrainCost(
+        find_gpu("H100"), find_model("Qwen3-4B"), TrainCostConfig(recompute_logprobs=False, fixed_s=0.0)
+    )
+    tokens = 8 * sequence
+    assert tokens / cost.step_s(tokens, 8, sequence) == pytest.approx(measured, rel=0.30)
+
+
+def test_train_step_by_hand():
+    config = TrainCostConfig(max_mfu=0.5, half_tokens=1000.0, recompute_logprobs=True, fixed_s=2.0)
+    cost = TrainCost(find_gpu("H100"), find_model("Qwen3-8B"), config)
+    # 4 GPUs with 3,000 tokens each: MFU 0.375; 8 FLOPs per parameter and token.
+    flops = 8 * find_model("Qwen3-8B").num_params * 12_000
+    assert cost.step_s(12_000, 4) == pytest.approx(2.0 + flops / (4 * 989e12 * 0.375))
+    assert cost.step_s(0, 4) == 2.0
+    with pytest.raises(UserError, match="at least one GPU"):
+        cost.step_s(10, 0)
+
+
+def test_train_mixture_runs_at_a_lower_mfu():
+    dense, mixture = (TrainCost(find_gpu("H100"), find_model(m)) for m in ("Qwen3-4B", "Qwen3-30B-A3B"))
+    assert mixture.mfu(50_000) == pytest.approx(0.30 * dense.mfu(50_000))
+
+
+def test_sync_by_hand():
+    model = find_model("Qwen3-14B")
+    gib = model.weight_bytes / GIB
+    fast = SyncCost(find_gpu("H200"), model, SyncCostConfig(network_gib_per_s=1000.0))
+    assert fast.load_s(2) == pytest.approx(0.6 + gib / 2 / 51.6)
+    assert fast.publish_s(8) == pytest.approx(0.5 + gib / 8 / 51.4)
+    slow = SyncCost(find_gpu("A800"), model)
+    assert slow.load_s(1) == pytest.approx(0.6 + model.weight_bytes / 3.125e9)
+    assert fast.start_s(1, warm=True) == 13.6
+    assert fast.start_s(2, warm=False) == 85.0
+    for bad in (lambda: fast.load_s(0), lambda: fast.publish_s(0), lambda: fast.start_s(0, warm=True)):
+        with pytest.raises(UserError):
+            bad()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TrainCostConfig(max_mfu=0.0),
+        lambda: TrainCostConfig(fixed_s=-1.0),
+        lambda: SyncCostConfig(h2d_gib_per_s=0.0),
+        lambda: SyncCostConfig(load_fixed_s=-0.1),
+    ],
+)
+def test_config_out_of_domain_is_refused(make):
+    with pytest.raises(UserError, match="cost: "):
+        make()
