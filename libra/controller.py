@@ -10,8 +10,9 @@ policies in a fixed order and holds everybody to the numbered invariants (`libra
 nothing, reads no clock and performs nothing, so the same events always give the same actions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from libra.core.actions import Action
 from libra.core.apply import apply
@@ -24,6 +25,8 @@ from libra.core.views import ClusterView
 from libra.policies.base import Policy
 
 _NONE: tuple[Action, ...] = ()
+
+OnEvent: TypeAlias = Callable[[float, Event, ClusterView], Iterable[Action]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class Controller:
 
     def __init__(self, config: ControllerConfig, policies: Sequence[Policy]) -> None:
         self._config = config
-        self._on_event = [policy.on_event for policy in policies]
+        self._policies = list(policies)
+        self._asked: dict[type, list[OnEvent]] = {}  # by event type, filled as types occur
         self._state = ClusterState(
             training=config.training, max_head_offpolicyness=config.max_head_offpolicyness
         )
@@ -66,7 +70,10 @@ class Controller:
         reduce(state, now, event)
         first = action_id = self._next_action_id
         taken: list[Action] | None = None
-        for on_event in self._on_event:
+        asked = self._asked.get(type(event))
+        if asked is None:
+            asked = self._asked[type(event)] = self._who_answers(type(event))
+        for on_event in asked:
             actions = on_event(now, event, state)
             if actions == ():
                 continue
@@ -82,6 +89,10 @@ class Controller:
         if self._config.debug:
             state.recount()
         return Step(EventSeq(seq), now, event, ActionId(first), _NONE if taken is None else taken)
+
+    def _who_answers(self, event_type: type) -> list[OnEvent]:
+        nothing: frozenset[type] = frozenset()
+        return [p.on_event for p in self._policies if event_type not in getattr(p, "ignores", nothing)]
 
     def end_reason(self) -> EndReason | None:
         """Why the run is over, if it is: its last step is done, or nothing is left to do."""

@@ -22,7 +22,17 @@ NO_ACTION: Final = ActionId(-1)
 """`closes` of an event that no action asked for (a replica that was there when the run began)."""
 
 
-class Place(StrEnum):
+class Word(StrEnum):
+    """A closed vocabulary of texts.
+
+    Members hash as the texts that they equal. `Enum.__hash__` is written in Python, and looking up places and
+    states is among the most frequent things that the controller does.
+    """
+
+    __hash__ = str.__hash__
+
+
+class Place(Word):
     """Where a trajectory is. It is in exactly one place at any time (invariant I2)."""
 
     BACKLOG = "backlog"
@@ -40,7 +50,7 @@ LIVE_PLACES: Final = tuple(p for p in Place if p not in (Place.TRAINED, Place.DR
 """Places of trajectories that the controller still keeps."""
 
 
-class ReplicaStatus(StrEnum):
+class ReplicaStatus(Word):
     """Life of a replica as the controller sees it."""
 
     STARTING = "starting"
@@ -52,14 +62,14 @@ class ReplicaStatus(StrEnum):
     LOST = "lost"
 
 
-class NextStep(StrEnum):
+class NextStep(Word):
     """What the environment does after a turn."""
 
     TOOL = "tool"
     END = "end"
 
 
-class ToolStatus(StrEnum):
+class ToolStatus(Word):
     """Outcome of a tool call. A timeout is a result, not an error of the run."""
 
     SUCCESS = "success"
@@ -67,7 +77,7 @@ class ToolStatus(StrEnum):
     TIMEOUT = "timeout"
 
 
-class FailureKind(StrEnum):
+class FailureKind(Word):
     """Why an action, a turn or a replica ended without success."""
 
     ABORTED = "aborted"
@@ -78,7 +88,7 @@ class FailureKind(StrEnum):
     REFUSED = "refused"
 
 
-class DropReason(StrEnum):
+class DropReason(Word):
     """Why the controller gave a trajectory up."""
 
     PROMPT_TOO_LONG = "prompt_too_long"
@@ -89,7 +99,7 @@ class DropReason(StrEnum):
     SURPLUS = "surplus"
 
 
-class EndReason(StrEnum):
+class EndReason(Word):
     """Why a run ended."""
 
     COMPLETED = "completed"
@@ -100,7 +110,7 @@ class EndReason(StrEnum):
     FAILED = "failed"
 
 
-class Supply(StrEnum):
+class Supply(Word):
     """Who decides when a trajectory enters the run."""
 
     PULL = "pull"

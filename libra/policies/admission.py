@@ -46,6 +46,9 @@ class AdmissionConfig:
 class Admission:
     """See the module."""
 
+    ignores = frozenset({ev.TurnFinished, ev.ToolReturned, ev.TrajectoryStarted, ev.MetricsSampled})
+    """Nothing in these opens a gate."""
+
     def __init__(self, config: AdmissionConfig, rng: np.random.Generator) -> None:
         self._config = config
         self._groups_per_step = max(1, config.batch_size // config.n_samples)
@@ -53,8 +56,6 @@ class Admission:
     def on_event(self, now: float, event: ev.Event, view: ClusterView) -> Sequence[Action]:
         """Start what the gates let through; fetch when the backlog is low."""
         match event:
-            case ev.TurnFinished() | ev.ToolReturned() | ev.TrajectoryStarted() | ev.MetricsSampled():
-                return ()  # nothing that opens a gate
             case ev.TrajectoryArrived() if view.supply is Supply.PULL:
                 return ()  # `PromptsFetched` follows
             case _:

@@ -37,7 +37,11 @@ SHARED_SETTINGS: Final = frozenset(
 
 
 class Policy(Protocol):
-    """Admission gate, trainer loop, router, recovery: all of them."""
+    """Admission gate, trainer loop, router, recovery: all of them.
+
+    A policy may have an attribute `ignores`, a frozenset of event types that it never answers; the controller then
+    does not ask it. That is a saving and nothing else: without it the policy hears everything.
+    """
 
     def on_event(self, now: float, event: Event, view: ClusterView) -> Iterable[Action]:
         """Actions in answer to `event`, handled at `now` (seconds since the start of the run)."""

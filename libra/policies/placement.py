@@ -31,6 +31,8 @@ class Placement:
     def on_event(self, event: ev.Event, view: ClusterView) -> Iterable[Action]:
         """Submit the turn that has become ready, then those that waited if room may have appeared."""
         match event:
+            case ev.TurnFinished() if not self._waiting:
+                return ()
             case ev.ToolReturned() | ev.TrajectoryStarted() | ev.TurnFailed():
                 trajectory = view.trajectories.get(event.trajectory_id)
                 if trajectory is None or trajectory.place is not Place.READY:

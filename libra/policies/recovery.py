@@ -46,6 +46,8 @@ class RecoveryConfig:
 class Recovery:
     """See the module."""
 
+    ignores = frozenset({ev.TurnFinished, ev.ToolReturned, ev.TrajectoryStarted, ev.TrajectoryFinished})
+
     def __init__(self, config: RecoveryConfig, rng: np.random.Generator) -> None:
         self._config = config
         self._restarts: dict[ReplicaId, int] = {}

@@ -51,6 +51,8 @@ class TrainLoopConfig:
 class TrainLoop:
     """See the module."""
 
+    ignores = frozenset({ev.TurnFinished, ev.MetricsSampled, ev.TrajectoryArrived})
+
     def __init__(self, config: TrainLoopConfig, rng: np.random.Generator) -> None:
         self._config = config
         self._groups_per_step = max(1, config.batch_size // config.n_samples)
@@ -62,8 +64,6 @@ class TrainLoop:
         if not self._config.training:
             return ()
         match event:
-            case ev.TurnFinished() | ev.MetricsSampled() | ev.TrajectoryArrived():
-                return ()
             case ev.ToolReturned() | ev.TrajectoryStarted() | ev.TurnFailed():
                 if self._doomed or isinstance(event, ev.TurnFailed):
                     return self._after_turn(event.trajectory_id, view)
@@ -97,14 +97,12 @@ class TrainLoop:
         return waits and view.num_active == 0
 
     def _after_step(self, view: ClusterView) -> Iterator[Action]:
-        version = view.trainer.version
-        if version % self._config.sync_interval == 0 and version < self._config.total_steps:
-            yield PublishWeights(version, f"after step {version}")
         if self._config.on_stale == "drop":
             yield from self._drop_stale(view)
         yield from self._advance(view)
 
     def _advance(self, view: ClusterView) -> Iterator[Action]:
+        yield from self._publication(view)
         yield from self._loads(view)
         yield from self._drop_short_groups(view)
         trainer = view.trainer
@@ -118,6 +116,17 @@ class TrainLoop:
                 sum(group.num_tokens for group in batch),
                 f"step {trainer.version + 1}",
             )
+
+    def _publication(self, view: ClusterView) -> Iterator[Action]:
+        """Due after every `sync_interval`-th step but the last; one that failed stays due."""
+        trainer = view.trainer
+        due = trainer.version - trainer.version % self._config.sync_interval
+        if (
+            trainer.published_version < due < self._config.total_steps
+            and not trainer.publishing
+            and not trainer.stepping
+        ):
+            yield PublishWeights(trainer.version, f"after step {trainer.version}")
 
     def _batch(self, view: ClusterView) -> list[GroupView]:
         """The groups of the next step, or none if it has to wait."""

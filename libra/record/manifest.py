@@ -84,8 +84,19 @@ def package_versions(names: Iterable[str] = RECORDED_PACKAGES) -> dict[str, str]
     return found
 
 
-def manifest(info: RunInfo, *, level: str, horizon_s: float, counts: Mapping[str, int]) -> dict[str, Any]:
-    """The content of `manifest.json`. horizon_s: time of the last event, on the run's own clock."""
+def file_sha256(path: Path) -> str:
+    """Hash of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest(
+    info: RunInfo, *, level: str, horizon_s: float, counts: Mapping[str, int], files: Mapping[str, str]
+) -> dict[str, Any]:
+    """The content of `manifest.json`.
+
+    horizon_s: time of the last event, on the run's own clock. files: name to SHA-256 of each table's file.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "level": level,
@@ -94,6 +105,7 @@ def manifest(info: RunInfo, *, level: str, horizon_s: float, counts: Mapping[str
         "exit_reason": info.exit_reason.value,
         "horizon_s": horizon_s,
         "counts": dict(counts),
+        "files": dict(files),
         "commit": info.commit,
         "dirty": info.dirty,
         "code_hash": info.code_hash,

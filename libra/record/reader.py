@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 import pyarrow as pa
@@ -23,10 +23,15 @@ from libra.core.events import Event
 from libra.core.ids import ActionId, EventSeq
 from libra.core.step import Step
 from libra.errors import UserError
-from libra.record.rows import rows_to_actions, rows_to_events
+from libra.record.manifest import config_sha256, file_sha256
+from libra.record.rows import actions_to_rows, events_to_rows, rows_to_actions, rows_to_events
 from libra.record.schema import ACTIONS, DERIVED, EVENTS, SCHEMA_VERSION, derived_schema
 
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
+
+
+REQUIRED_KEYS: Final = ("level", "config", "config_sha256", "policies", "files", "counts")
+"""What the reader itself takes from a manifest."""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -56,12 +61,66 @@ class Run:
             raise UserError(f"{path}: no such directory; give the directory of a run")
         manifest = _read_json(path / "manifest.json")
         version = manifest.get("schema_version")
+        missing = [key for key in REQUIRED_KEYS if key not in manifest]
+        if version == SCHEMA_VERSION and missing:
+            raise UserError(f"{path / 'manifest.json'}: lacks {missing[0]!r}; run it again")
         if version != SCHEMA_VERSION:
             raise UserError(
                 f"{path / 'manifest.json'}: schema_version {version}, this program reads {SCHEMA_VERSION}; "
                 "run it again or use the program that wrote it"
             )
         return cls(path, manifest)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration that the run was made with."""
+        return self.manifest["config"]
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Source hash of each policy, by role."""
+        return self.manifest["policies"]
+
+    def verify(self) -> str:
+        """Empty if configuration and tables are as they were written, else what was changed, in one line."""
+        if config_sha256(self.config) != self.manifest["config_sha256"]:
+            return f"{self.directory / 'manifest.json'}: the configuration was changed after the run"
+        for name, digest in self.manifest["files"].items():
+            path = self.directory / name
+            if not path.is_file():
+                return f"{path}: missing"
+            if file_sha256(path) != digest:
+                return self._changed_row() or f"{path}: was changed after the run"
+        return ""
+
+    def _changed_row(self) -> str:
+        """The first row of events or actions that is not as it was written, in one line, or nothing."""
+        events, actions = self._parquet("events", EVENTS), self._parquet("actions", ACTIONS)
+        expected = 0
+        for batch in events.iter_batches():
+            rows = rows_to_events(batch)
+            again = events_to_rows(*zip(*rows, strict=True)).column("digest")
+            for (seq, _, _), old, new in zip(rows, batch.column("digest"), again, strict=True):
+                if seq != expected:
+                    return f"seq {expected}: the event is missing or out of its place"
+                if old != new:
+                    return f"seq {seq}: the event was changed after the run"
+                expected += 1
+        if expected != self.manifest["counts"]["events"]:
+            return f"seq {expected}: the events from here on are missing"
+        expected = 0
+        for batch in actions.iter_batches():
+            rows = rows_to_actions(batch)
+            again = actions_to_rows(*zip(*rows, strict=True)).column("digest")
+            for (action_id, cause, _, _), old, new in zip(rows, batch.column("digest"), again, strict=True):
+                if action_id != expected:
+                    return f"seq {cause}: action {expected} is missing or out of its place"
+                if old != new:
+                    return f"seq {cause}: action {action_id} was changed after the run"
+                expected += 1
+        if expected != self.manifest["counts"]["actions"]:
+            return f"action {expected} and those after it are missing"
+        return ""
 
     @cached_property
     def host(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from libra.core.actions import Action
 from libra.core.events import Event
 from libra.core.ids import ActionId, EventSeq
+from libra.record import digest
 from libra.record.extract import Codes, Numbers, codes_of, grouped
 from libra.record.schema import (
     ACTION_FIELDS,
@@ -111,9 +112,10 @@ def _scatter(arrow: Any, num_rows: int, parts: list[Part], valid: Any, texts: li
 class _Kept:
     """What is kept of the objects of one type until the batch is made."""
 
-    __slots__ = ("lists", "numbers", "rows", "texts")
+    __slots__ = ("lists", "numbers", "rows", "texts", "type_name")
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, type_name: str, reader: _Reader) -> None:
+        self.type_name = type_name
         self.rows: list[Any] = []
         self.numbers: list[Any] = []
         self.texts: dict[str, list[Any]] = {name: [] for name in reader.texts}
@@ -144,7 +146,7 @@ class RowBuffer:
             reader = _READERS[cls]
             kept = self._kept.get(cls)
             if kept is None:
-                kept = self._kept[cls] = _Kept(reader)
+                kept = self._kept[cls] = _Kept(cls.__name__, reader)
             kept.rows.append(rows + self.num_rows)
             found[cls] = reader.numbers.read(items)
             kept.numbers.append(found[cls])
@@ -161,21 +163,22 @@ class RowBuffer:
         """A record batch of all that was added since the last call, in order."""
         num_rows = self.num_rows
         types = np.full(num_rows, -1, dtype=np.int32)
+        head = [np.concatenate(column) for column in zip(*self._head, strict=True)]
+        digests = np.zeros(num_rows, dtype=np.uint64)
         parts: dict[str, list[Part]] = {}
         for code, kept in enumerate(self._kept.values()):
             rows = np.concatenate(kept.rows)
             types[rows] = code
             numbers = np.concatenate(kept.numbers)
-            for name in numbers.dtype.names or ():
-                parts.setdefault(name, []).append((rows, numbers[name]))
-            for name, codes in kept.texts.items():
-                parts.setdefault(name, []).append((rows, np.concatenate(codes)))
-            for name, values in kept.lists.items():
+            columns: dict[str, Any] = {name: numbers[name] for name in numbers.dtype.names or ()}
+            columns |= {name: np.concatenate(codes) for name, codes in kept.texts.items()}
+            columns |= kept.lists
+            for name, values in columns.items():
                 parts.setdefault(name, []).append((rows, values))
-        arrays = [
-            pa.array(np.concatenate(column), from_pandas=False) for column in zip(*self._head, strict=True)
-        ]
+            digests[rows] = self._digests(kept, [column[rows] for column in head], columns)
+        arrays = [pa.array(column, from_pandas=False) for column in head]
         arrays.append(_from_codes(types, [cls.__name__ for cls in self._kept]))
+        arrays.append(pa.array(digests))
         bitmaps: dict[tuple[int, ...], Any] = {}
         for field in list(self._schema)[len(arrays) :]:
             mine = parts.get(field.name, [])
@@ -187,6 +190,21 @@ class RowBuffer:
             arrays.append(_scatter(field.type, num_rows, mine, bitmaps[key], texts))
         self._reset()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+    def _digests(self, kept: _Kept, head: Sequence[Any], columns: dict[str, Any]) -> Any:
+        digests = digest.start(kept.type_name, len(head[0]))
+        for column in head:
+            digest.mix(digests, digest.number_words(column))
+        for name, values in columns.items():
+            if name in kept.texts:
+                words = digest.text_words(values, list(self._codes[name]))
+            elif name in kept.lists:
+                words = digest.list_words(values)
+            else:
+                words = digest.number_words(values)
+            digest.mix(digests, words)
+        return digests
 
 
 def events_to_rows(seqs: Ints, times_s: Floats, events: Sequence[Event]) -> Any:

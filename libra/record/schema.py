@@ -85,11 +85,13 @@ def union_schema(head: list[tuple[str, Any]], fields: dict[type, tuple[FieldSpec
     return pa.schema(list(columns.items()))
 
 
-EVENTS: Final = union_schema([("seq", pa.int64()), ("t_s", pa.float64()), ("type", DICTIONARY)], EVENT_FIELDS)
-"""seq: position in the run. t_s: when the controller handled it."""
+_ROW_HEAD: Final = [("type", DICTIONARY), ("digest", pa.uint64())]
+
+EVENTS: Final = union_schema([("seq", pa.int64()), ("t_s", pa.float64()), *_ROW_HEAD], EVENT_FIELDS)
+"""seq: position in the run. t_s: when the controller handled it. digest: `libra.record.digest` of the row."""
 
 ACTIONS: Final = union_schema(
-    [("action_id", pa.int64()), ("cause", pa.int64()), ("t_s", pa.float64()), ("type", DICTIONARY)],
+    [("action_id", pa.int64()), ("cause", pa.int64()), ("t_s", pa.float64()), *_ROW_HEAD],
     ACTION_FIELDS,
 )
 """cause: `seq` of the event that led to the action. t_s: when it was issued."""

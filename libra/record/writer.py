@@ -25,7 +25,7 @@ from libra.errors import UserError
 from libra.record import columns as col
 from libra.record.derive import Deriver
 from libra.record.lives import ReplicaUsage
-from libra.record.manifest import HostInfo, RunInfo, host, manifest, write_json
+from libra.record.manifest import HostInfo, RunInfo, file_sha256, host, manifest, write_json
 from libra.record.metrics import SummaryBuilder
 from libra.record.rows import RowBuffer, dictionary_array
 from libra.record.schema import ACTIONS, DERIVED, EVENTS, Column, derived_schema
@@ -225,7 +225,9 @@ class RunWriter:
         for table in self._tables.values():
             table.close()
         counts |= {name: table.num_rows for name, table in self._tables.items()}
-        written = manifest(info, level=self._level, horizon_s=self._deriver.now_s, counts=counts)
+        files = {f"{name}.parquet": file_sha256(self._partial / f"{name}.parquet") for name in self._tables}
+        horizon_s = self._deriver.now_s
+        written = manifest(info, level=self._level, horizon_s=horizon_s, counts=counts, files=files)
         write_json(self._partial / "manifest.json", written)
         write_json(self._partial / "host.json", host(host_info or HostInfo()))
         write_json(self._partial / "summary.json", figures)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import cast
 
 from tqdm import tqdm
 
@@ -24,8 +25,9 @@ def write_and_print_report(directory: Path, out: Path | None) -> None:
     from sim.report import write_report
     from sim.results import open_result
 
+    path = write_report(directory, out)
     print(open_result(directory).table())
-    print(f"report: {write_report(directory, out)}", file=sys.stderr)
+    print(f"report: {path}", file=sys.stderr)
 
 
 def replay(args: argparse.Namespace) -> int:
@@ -52,7 +54,7 @@ def compare(args: argparse.Namespace) -> int:
     """Figures of two runs side by side."""
     from sim.results import compare_runs
 
-    print(compare_runs(*args.runs).to_string(index=False))
+    print(compare_runs(*args.runs).to_string(index=False, float_format="{:,.4g}".format))
     return 0
 
 
@@ -60,7 +62,12 @@ def check(args: argparse.Namespace) -> int:
     """Validate a trace and describe it."""
     from libra.workloads.check import check_trace
 
-    print(check_trace(args.trace).text())
+    summary = check_trace(args.trace)
+    print(f"{summary.path}: a good trace of kind {summary.kind}")
+    for name, figure in summary.figures.items():
+        print(f"  {name:32s} {_figure_text(figure)}")
+    for problem in summary.problems:
+        print(f"  note: {problem}")
     return 0
 
 
@@ -81,15 +88,22 @@ def listing(args: argparse.Namespace) -> int:
     return 0
 
 
+def _figure_text(figure: object) -> str:
+    """A number, or a mapping such as percentiles on one line."""
+    if isinstance(figure, dict):
+        return "  ".join(f"{key}: {_figure_text(value)}" for key, value in cast(dict[str, object], figure).items())
+    return f"{figure:,.4g}" if isinstance(figure, float) else str(figure)
+
+
 def _policies() -> list[tuple[str, str]]:
     rows = [(f"{role}: {kind}", entry.summary) for (role, kind), entry in BUILT_IN.items()]
     return [*rows, ("package.module:Class", "your own, from any importable module")]
 
 
 def _presets() -> list[tuple[str, str]]:
-    from libra.workloads.preset import preset_summaries
+    from libra.workloads.preset import load_preset, preset_names
 
-    return preset_summaries()
+    return [(name, load_preset(name).description) for name in preset_names()]
 
 
 def _experiments() -> list[tuple[str, str]]:

@@ -38,13 +38,17 @@ def run(args: argparse.Namespace) -> int:
         _remove(directory, "manifest.json")
     clock = HostClock()
     with tqdm(unit=" sim-s", disable=not sys.stderr.isatty(), leave=False, bar_format=_RUN_BAR) as bar:
+
+        def on_progress(now_s: float) -> None:
+            bar.update(now_s - bar.n)
+
         reason, figures = simulate(
             resolved,
             directory,
             level=args.record,
             provenance=provenance(),
             host=clock.info,
-            on_progress=lambda now_s: bar.update(round(now_s, 1) - bar.n) and None,
+            on_progress=on_progress,
         )
     for name, value in figures.items():
         metric = METRICS.get(name)

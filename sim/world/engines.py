@@ -16,13 +16,12 @@ from libra.core.ids import (
     NextStep,
     NodeId,
     ReplicaId,
-    TrajectoryId,
     WeightVersion,
 )
 from libra.ports import Emit
-from sim.clock import Clock, to_seconds
+from sim.clock import TICKS_PER_S, Clock, to_seconds
 from sim.engine import make_engine
-from sim.engine.base import CostTable, Engine, EngineSpec, Path, Request
+from sim.engine.base import CostTable, Engine, EngineSpec, Request
 from sim.world.episodes import Episode, Forks
 
 
@@ -41,19 +40,14 @@ class ReplicaPlan:
 
 
 class _TurnRequest(Request):
-    """A request that knows which turn it is."""
+    """A request that knows which turn it is. Set by `submit`: a constructor of its own would cost a call a turn."""
 
     __slots__ = ("action_id", "episode", "replica", "turn")
 
-    def __init__(
-        self, action: act.SubmitTurn, action_id: ActionId, episode: Episode, replica: "Replica", path: Path
-    ) -> None:
-        output_tokens = episode.columns.output_tokens[episode.row + action.turn] - episode.num_generated
-        super().__init__(action_id, action.prompt_tokens, output_tokens, path, action.priority)
-        self.action_id = action_id
-        self.episode = episode
-        self.replica = replica
-        self.turn = action.turn
+    action_id: ActionId
+    episode: Episode
+    replica: "Replica"
+    turn: int
 
 
 class Replica:
@@ -91,6 +85,7 @@ class SimEngines:
         self._forks = Forks()
         self._requests: dict[ActionId, _TurnRequest] = {}
         self._pending: dict[ReplicaId, set[ActionId]] = {plan.replica_id: set() for plan in plans}
+        self.num_ended = 0  # turns that ended, well or not
         self.replicas = {plan.replica_id: Replica(plan) for plan in plans}
 
     # -- port ---------------------------------------------------------------------------------------------
@@ -107,10 +102,16 @@ class SimEngines:
         if engine is None:  # it died while the action was under way
             self._emit(_failed_before_start(action_id, action, to_seconds(self._clock.now)))
             return
-        episode = self._episodes[action.trajectory_id]
-        if action.turn and not episode.num_generated:
-            self._forks.enter_turn(episode, action.turn, replica.plan.spec.block_size)
-        request = _TurnRequest(action, action_id, episode, replica, episode.path)
+        episode, turn = self._episodes[action.trajectory_id], action.turn
+        generated = episode.num_generated
+        if turn and not generated:
+            self._forks.enter_turn(episode, turn, replica.plan.spec.block_size)
+        output_tokens = episode.columns.output_tokens[episode.row + turn] - generated
+        request = _TurnRequest(action_id, action.prompt_tokens, output_tokens, episode.path, action.priority)
+        request.action_id = action_id
+        request.episode = episode
+        request.replica = replica
+        request.turn = turn
         self._requests[action_id] = request
         engine.submit(request)
 
@@ -256,8 +257,9 @@ class SimEngines:
     def _on_end(self, request: Request, failure: FailureKind | None) -> None:
         assert isinstance(request, _TurnRequest)
         del self._requests[request.action_id]
+        self.num_ended += 1
         episode, turn = request.episode, request.turn
-        trajectory_id = TrajectoryId(episode.trajectory_id)
+        trajectory_id = episode.trajectory_id
         replica_id = request.replica.plan.replica_id
         cached = request.cached_tokens if request.cached_tokens > 0 else 0
         if failure is not None:
@@ -299,10 +301,10 @@ class SimEngines:
                 WeightVersion(request.version_first),
                 WeightVersion(request.version_last),
                 request.version_token_sum,
-                to_seconds(request.submitted_t),
-                to_seconds(request.started_t),
-                to_seconds(request.first_token_t),
-                to_seconds(request.end_t),
+                request.submitted_t / TICKS_PER_S,  # `to_seconds`, without five calls a turn
+                request.started_t / TICKS_PER_S,
+                request.first_token_t / TICKS_PER_S,
+                request.end_t / TICKS_PER_S,
                 NextStep.END if last else NextStep.TOOL,
                 columns.tool_names[columns.tool[row]],
             )

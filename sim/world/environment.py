@@ -6,9 +6,9 @@ from simpy.events import Event, Timeout
 
 from libra.core import events as ev
 from libra.core.actions import DropTrajectory, StartTrajectory
-from libra.core.ids import ActionId, ToolStatus, TrajectoryId
+from libra.core.ids import ActionId, ToolStatus
 from libra.ports import Emit
-from sim.clock import Clock, to_ticks
+from sim.clock import TICKS_PER_S, Clock, to_ticks
 from sim.world.episodes import Episode
 
 
@@ -40,7 +40,7 @@ class SimEnvironment:
         if latency_s > self._timeout_s:
             latency_s = self._timeout_s
         # The hot path of the world: one SimPy event per turn, without a closure.
-        returns = Timeout(self._clock.env, to_ticks(latency_s), (episode, turn))
+        returns = Timeout(self._clock.env, round(latency_s * TICKS_PER_S), (episode, turn))
         returns.callbacks.append(self._returned)
 
     def _returned(self, returns: Event) -> None:
@@ -48,7 +48,7 @@ class SimEnvironment:
         if episode.dropped:
             return
         columns, row = episode.columns, episode.row + turn
-        trajectory_id = TrajectoryId(episode.trajectory_id)
+        trajectory_id = episode.trajectory_id
         if turn + 1 == episode.num_turns:
             del self._episodes[episode.trajectory_id]
             self._emit(ev.TrajectoryFinished(trajectory_id, episode.num_turns, episode.reward))

@@ -6,7 +6,7 @@ ends and the latency of a tool when the tool returns.
 
 import itertools
 
-from libra.core.ids import ToolStatus
+from libra.core.ids import ToolStatus, TrajectoryId
 from libra.workloads.table import TOOL_STATUS_CODES, Chunk
 from sim.engine.base import Path
 
@@ -60,7 +60,7 @@ class Episode:
 
     def __init__(
         self,
-        trajectory_id: int,
+        trajectory_id: TrajectoryId,
         group_id: int,
         columns: ChunkLists,
         row: int,

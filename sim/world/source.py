@@ -106,9 +106,9 @@ class SimSource:
         for i, (tid, gid, pid, sample, size, arrival_s, start_s, reward, prefix) in enumerate(rows):
             row = first_turn[i]
             path = path_of(prefix, tid, self._block_size)
-            episode = Episode(tid, gid, columns, row, first_turn[i + 1] - row, start_s, reward, path)
+            episode = Episode(TrajectoryId(tid), gid, columns, row, first_turn[i + 1] - row, start_s, reward, path)
             arrived = ev.TrajectoryArrived(
-                TrajectoryId(tid), GroupId(gid), PromptId(pid), sample, size, columns.prompt_tokens[row]
+                episode.trajectory_id, GroupId(gid), PromptId(pid), sample, size, columns.prompt_tokens[row]
             )
             opened.append((arrival_s, arrived, episode))
         return opened

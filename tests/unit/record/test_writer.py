@@ -194,6 +194,28 @@ def test_damaged_runs_are_user_errors(tmp_path, story, info, damage, message):
     assert "\n" not in str(caught.value)
 
 
+def test_verify_finds_what_was_changed(tmp_path, story, info):
+    record(tmp_path / "run", story(num_groups=2).steps(), info)
+    record(tmp_path / "other", story(num_groups=3).steps(), info)
+    manifest = tmp_path / "run" / "manifest.json"
+    text = manifest.read_text()
+    assert Run.open(tmp_path / "run").verify() == ""
+    manifest.write_text(text.replace('"name": "story"', '"name": "tale"'))
+    assert "the configuration was changed" in Run.open(tmp_path / "run").verify()
+    manifest.write_text(text)
+    table = tmp_path / "run" / "actions.parquet"
+    table.write_bytes((tmp_path / "other" / "actions.parquet").read_bytes())
+    assert Run.open(tmp_path / "run").verify() == "action 57 and those after it are missing"
+    table.unlink()
+    assert Run.open(tmp_path / "run").verify() == f"{table}: missing"
+
+
+def test_a_manifest_that_lacks_a_key_is_a_user_error(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1, "level": "full"}')
+    with pytest.raises(UserError, match=r"manifest\.json: lacks 'config'"):
+        Run.open(tmp_path)
+
+
 def test_no_directory_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="no such directory"):
         Run.open(tmp_path / "nothing")
