@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from simpy.events import Event
 
 from libra.core.ids import FailureKind
@@ -73,7 +74,22 @@ def replica_cost(tp: int) -> ReplicaCost:
     )
 
 
-def draw_case(name: str, tps: list[int], num_trajectories: int, in_flight: int, seed: int) -> Case:
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The columns of a case: one row a turn, `first_row` and `shared_tokens` one a trajectory and a group."""
+
+    trajectory: Ints
+    first_row: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    tool_t: Ints
+    shared_tokens: Ints
+
+
+def draw(num_trajectories: int, seed: int) -> Draws:
     """Geometric turns (mean 5), lognormal outputs (mean 400, cap 8,192), lognormal tools (median 1.5 s, sigma
     1.2, cap 600 s), group prompts (lognormal, mean 500) and tool results (exponential, mean 300 tokens)."""
     rng = np.random.default_rng(seed)
@@ -94,21 +110,27 @@ def draw_case(name: str, tps: list[int], num_trajectories: int, in_flight: int, 
     output = np.minimum(output, np.maximum(MAX_MODEL_LEN - prompt, 1))
     tool_t = np.rint(tool_s * 1e12).astype(np.int64)
     tool_t[np.concatenate([first_row[1:], [num_rows]]) - 1] = -1
-    num_groups = len(group_prompt)
-    shared = (group_prompt // BLOCK_SIZE).tolist()
+    return Draws(trajectory, first_row, prompt, output, tool_t, group_prompt // BLOCK_SIZE * BLOCK_SIZE)
+
+
+def draw_case(name: str, tps: list[int], num_trajectories: int, in_flight: int, seed: int) -> Case:
+    """A case out of `draw`."""
+    drawn = draw(num_trajectories, seed)
+    num_groups = len(drawn.shared_tokens)
+    shared = (drawn.shared_tokens // BLOCK_SIZE).tolist()
     return Case(
         name=name,
         tps=tps,
         in_flight=in_flight,
-        first_row=first_row.tolist(),
-        prompt_tokens=prompt.tolist(),
-        output_tokens=output.tolist(),
-        tool_t=tool_t.tolist(),
+        first_row=drawn.first_row.tolist(),
+        prompt_tokens=drawn.prompt_tokens.tolist(),
+        output_tokens=drawn.output_tokens.tolist(),
+        tool_t=drawn.tool_t.tolist(),
         paths=[
             ((number // GROUP_SIZE, shared[number // GROUP_SIZE]), (num_groups + number, 0))
             for number in range(num_trajectories)
         ],
-        trajectory=trajectory.tolist(),
+        trajectory=drawn.trajectory.tolist(),
     )
 
 

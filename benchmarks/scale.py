@@ -18,12 +18,16 @@ MIN_RATIO = 5.0
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="Speed of the whole stack.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale", description="Speed of the whole stack."
+    )
     parser.add_argument("--case", default="step48", help=f"comma list of {', '.join(STACK_CASES)}")
     parser.add_argument("--engine", default="skip")
     parser.add_argument("--record", default="full", choices=["full", "summary", "none"])
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--gate", action="store_true", help="step48 with both engines; exit 1 below the ratio")
+    parser.add_argument(
+        "--gate", action="store_true", help="step48 with both engines; exit 1 below the ratio"
+    )
     args = parser.parse_args()
     engines = ["reference", "skip"] if args.gate else args.engine.split(",")
     for name in ["step48"] if args.gate else args.case.split(","):

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from benchmarks.cases import BLOCK_SIZE, GROUP_SIZE, MAX_MODEL_LEN, TPS_48, draw_case, replica_cost
+from benchmarks.cases import BLOCK_SIZE, GROUP_SIZE, MAX_MODEL_LEN, TPS_48, draw, replica_cost
 from libra.controller import Controller, ControllerConfig
 from libra.core.ids import EndReason, NodeId, ReplicaId, Supply
 from libra.core.streams import stream
@@ -90,18 +90,14 @@ class CaseSource:
 
 def _chunk(case: StackCase, first: int, count: int) -> Chunk:
     seed = case.seed if first == 0 else int(stream(case.seed, "bench.chunk", first).integers(1 << 31))
-    drawn = draw_case(case.name, case.tps, count, count, seed)
+    drawn = draw(count, seed)
     ids = first + np.arange(count)
     groups = ids // GROUP_SIZE
-    prompt, output = np.array(drawn.prompt_tokens), np.array(drawn.output_tokens)
-    tool_t = np.array(drawn.tool_t)
+    prompt, output = drawn.prompt_tokens, drawn.output_tokens
     first_turn = np.append(drawn.first_row, len(prompt))
-    context = prompt + output
-    shared = [
-        ((-1 - int(g), path[0][1] * BLOCK_SIZE),) for g, path in zip(groups, drawn.paths, strict=True)
-    ]
-    prefix = np.append(0, context[:-1])
-    prefix[drawn.first_row] = [entry[0][1] for entry in shared]
+    shared = drawn.shared_tokens[np.arange(count) // GROUP_SIZE]
+    prefix = np.append(0, (prompt + output)[:-1])
+    prefix[drawn.first_row] = shared
     zeros = np.zeros(len(prompt), dtype=np.int64)
     return Chunk(
         trajectory_id=ids,
@@ -113,13 +109,13 @@ def _chunk(case: StackCase, first: int, count: int) -> Chunk:
         start_latency_s=np.zeros(count),
         reward=np.zeros(count),
         source_id=tuple(map(str, ids.tolist())),
-        prefix=tuple(shared),
+        prefix=tuple(((-1 - g, n),) for g, n in zip(groups.tolist(), shared.tolist(), strict=True)),
         first_turn=first_turn,
         prompt_tokens=prompt,
         output_tokens=output,
         prefix_tokens=prefix,
         tool=zeros,
-        tool_latency_s=np.maximum(tool_t, 0) / TICKS_PER_S,
+        tool_latency_s=np.maximum(drawn.tool_t, 0) / TICKS_PER_S,
         tool_status=zeros,
         payload_tokens=zeros,
         tool_names=("tool",),

@@ -61,5 +61,5 @@ def runs_below(directory: Path) -> list[Path]:
         return [directory]
     found = sorted(path.parent for path in (directory / "cells").glob("[!.]*/manifest.json"))
     if not found:
-        raise UserError(f"{directory}: neither a run directory nor a sweep with finished cells")
+        raise UserError(f"{directory}: neither a run directory nor a sweep with finished cells; give one of them")
     return found

@@ -5,6 +5,7 @@ values are replaced. Overrides (`--set a.b=c`, a sweep's axis) come last. Nothin
 YAML itself; `Document.origin` lets the validation name file and line of what it refuses.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,20 @@ Tree: TypeAlias = dict[str, Any]
 
 BASE_KEY = "base_config"
 
+_FILE_AND_LINE = re.compile(r"(.*?):\d+(?=:|$)")
+
 
 @dataclass(slots=True)
 class Document:
-    """A merged tree. `origins` maps the path of each mapping entry to `file:line` or the override's name."""
+    """A merged tree. `origins` maps the path of each mapping entry to `file:line` or the override's name.
+
+    source: the file, for what no line of it is to blame for (a key that is missing).
+    """
 
     tree: Tree = field(default_factory=dict[str, Any])
     origins: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     directory: Path = field(default_factory=Path)
+    source: str = "the experiment"
 
     def origin(self, path: KeyPath) -> str:
         """Where the value at `path`, or the nearest part of the tree that holds it, came from."""
@@ -34,7 +41,7 @@ class Document:
             found = self.origins.get(path[:end])
             if found is not None:
                 return found
-        return "the experiment"
+        return self.source
 
     def folder_of(self, path: KeyPath) -> Path:
         """What a relative file name at `path` is relative to: the folder of the file that gives it.
@@ -42,13 +49,14 @@ class Document:
         A name given on the command line is relative to the current folder.
         """
         origin = self.origin(path)
-        if origin.startswith("--set") or ":" not in origin:
-            return Path() if origin.startswith("--set") else self.directory
-        return Path(origin.partition(":")[0]).parent
+        if origin.startswith("--set"):
+            return Path()
+        at = _FILE_AND_LINE.match(origin)
+        return Path(at[1]).parent if at else self.directory
 
     def copy(self) -> "Document":
         """An independent copy."""
-        return Document(_copy(self.tree), dict(self.origins), self.directory)
+        return Document(_copy(self.tree), dict(self.origins), self.directory, self.source)
 
     def replace(self, dotted: str, value: Any, origin: str) -> None:
         """Set the value at `a.b.c`, replacing what was there, mappings included."""
@@ -70,6 +78,7 @@ def load_document(path: Path) -> Document:
     """Read an experiment file with the files it builds on. Raises UserError for anything unreadable."""
     document = _load(path, ())
     document.directory = path.parent
+    document.source = str(path)
     return document
 
 
@@ -132,36 +141,67 @@ def _parse(path: Path) -> Document:
     if not isinstance(node, yaml.MappingNode):
         raise UserError(f"{path}: an experiment is a mapping of keys to values")
     document = Document()
-    document.tree = _build(node, (), path, document.origins)
+    document.tree = _Builder(path, document.origins).build(node, ())
     return document
 
 
-def _build(node: yaml.Node, place: KeyPath, path: Path, origins: dict[KeyPath, str]) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        tree: dict[Any, Any] = {}
+class _Builder:
+    """Nodes of one file into plain values, noting the line of each.
+
+    Keys are the text that the file shows: YAML 1.1 reads `on` as true and `4` as a number, and a point of an
+    axis may be called either.
+    """
+
+    def __init__(self, path: Path, origins: dict[KeyPath, str]) -> None:
+        self._path = path
+        self._origins = origins
+        self._open: list[yaml.Node] = []
+
+    def build(self, node: yaml.Node, place: KeyPath) -> Any:
+        """The value of a node that stands at `place`."""
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if any(node is outer for outer in self._open):
+            raise UserError(f"{self._at(node)}: an alias holds itself; write the value out")
+        self._open.append(node)
+        value = self._mapping(node, place) if isinstance(node, yaml.MappingNode) else self._list(node, place)
+        self._open.pop()
+        return value
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self._path}:{node.start_mark.line + 1}"
+
+    def _mapping(self, node: yaml.MappingNode, place: KeyPath) -> Tree:
+        tree: Tree = {}
         for key_node, value_node in node.value:
-            key = _scalar(key_node)
-            origin = f"{path}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise UserError(f"{self._at(key_node)}: a key is a word or a number, not a list or a mapping")
+            key = str(key_node.value)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise UserError(f"{self._at(key_node)}: merge keys (<<) are not read; use {BASE_KEY}")
             if key in tree:
-                raise UserError(f"{origin}: {key} is given twice; keep one")
-            origins[(*place, key)] = origin
-            tree[key] = _build(value_node, (*place, key), path, origins)
+                raise UserError(f"{self._at(key_node)}: {key} is given twice; keep one")
+            self._origins[(*place, key)] = self._at(key_node)
+            tree[key] = self.build(value_node, (*place, key))
         return tree
-    if isinstance(node, yaml.SequenceNode):
+
+    def _list(self, node: yaml.Node, place: KeyPath) -> list[Any]:
         items: list[Any] = []
         for i, item in enumerate(node.value):
-            origins[(*place, i)] = f"{path}:{item.start_mark.line + 1}"
-            items.append(_build(item, (*place, i), path, origins))
+            self._origins[(*place, i)] = self._at(item)
+            items.append(self.build(item, (*place, i)))
         return items
-    return _scalar(node)
 
-
-def _scalar(node: yaml.Node) -> Any:
-    loader = yaml.SafeLoader("")
-    value = cast(Any, loader.construct_object(node, deep=True))  # pyright: ignore[reportUnknownMemberType]
-    if isinstance(value, str) and node.tag == "tag:yaml.org,2002:str":
-        return _number_like_yaml_1_2(value, getattr(node, "style", None))
-    return value
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        try:
+            value = cast(Any, yaml.SafeLoader("").construct_object(node, deep=True))  # pyright: ignore[reportUnknownMemberType]
+        except (yaml.YAMLError, ValueError):
+            raise UserError(f"{self._at(node)}: {node.tag} {node.value!r} cannot be read; remove the tag") from None
+        if isinstance(value, str) and node.tag == "tag:yaml.org,2002:str":
+            return _number_like_yaml_1_2(value, node.style)
+        if value is not None and not isinstance(value, (str, bool, int, float)):
+            raise UserError(f"{self._at(node)}: {node.value} reads as a {type(value).__name__}; put it in quotes")
+        return value
 
 
 def _number_like_yaml_1_2(text: str, style: str | None) -> Any:

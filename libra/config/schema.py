@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from libra.cost.hardware import find_gpu, find_model
 from libra.cost.sync import SyncCostConfig
+from libra.cost.tables import rollout_cost
 from libra.cost.train import TrainCostConfig
+from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
 
 
@@ -138,6 +141,7 @@ class ExperimentConfig:
             self, 1, "total_steps", "batch_size", "n_samples", "max_concurrent_rollouts", "sync_interval"
         )
         self._check_gpus()
+        self._check_catalogue()
         if self.train_gpus == 0:
             return
         if self.batch_size % self.n_samples:
@@ -162,9 +166,30 @@ class ExperimentConfig:
         rollout = sum(self.heterogeneous_rollout.tp_list())
         if rollout + self.train_gpus > self.cluster.num_gpus:
             raise ValueError(
-                f"{rollout} rollout GPUs + {self.train_gpus} train_gpus exceed the cluster's "
-                f"{self.cluster.num_gpus} (cluster.num_nodes x cluster.gpus_per_node)"
+                f"cluster: {rollout} rollout GPUs + {self.train_gpus} train_gpus exceed its "
+                f"{self.cluster.num_gpus} (num_nodes x gpus_per_node); take fewer or add nodes"
             )
+
+    def _check_catalogue(self) -> None:
+        """GPU and model are known, and the model fits on every TP degree."""
+        rollout = self.heterogeneous_rollout
+        for key, find in (("hardware_config", find_gpu), ("model_arch_config", find_model)):
+            try:
+                find(getattr(self, key))
+            except UserError as error:
+                raise ValueError(f"{key}: {error}") from None
+        for tp in sorted(set(rollout.tp_list())):
+            try:
+                cost = rollout_cost(
+                    self.hardware_config, self.model_arch_config, tp, rollout.gpu_memory_utilization
+                )
+            except UserError as error:
+                raise ValueError(f"heterogeneous_rollout.instances: {error}") from None
+            if cost.kv_capacity_tokens < rollout.engine.block_size:
+                raise ValueError(
+                    f"heterogeneous_rollout.engine.block_size: {rollout.engine.block_size} tokens exceed the KV "
+                    f"cache of a replica of tp {tp} ({cost.kv_capacity_tokens:,} tokens); the usual size is 16"
+                )
 
     @property
     def training(self) -> bool:

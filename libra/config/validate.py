@@ -20,6 +20,8 @@ from libra.errors import UserError
 
 T = TypeVar("T")
 
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
 _MESSAGES = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -29,6 +31,7 @@ _MESSAGES = {
     "missing": "is required",
     "dict_type": "must be a mapping of keys to values",
     "dataclass_type": "must be a mapping of keys to values",
+    "finite_number": "must be a finite number",
     "tuple_type": "must be a list",
     "list_type": "must be a list",
 }
@@ -39,7 +42,7 @@ def validate(target: type[T], tree: Any, document: Document, place: KeyPath = ()
 
     Raises UserError for the first thing that does not fit.
     """
-    model = create_model("Root", __config__=ConfigDict(extra="forbid", strict=True), root=(target, ...))
+    model = create_model("Root", __config__=_STRICT, root=(target, ...))
     try:
         text = json.dumps({"root": tree})
     except TypeError as error:
@@ -64,9 +67,7 @@ def _explain(target: Any, errors: Sequence[ErrorDetails], document: Document, pl
     if first["type"] == "unexpected_keyword_argument":
         return f"{origin}: {_dotted(path)}: unknown key{_nearest(str(loc[-1]), inner)}"
     if first["type"] == "value_error":
-        message = first["msg"].removeprefix("Value error, ")
-        at = f"{_dotted(path)}: " if path else ""
-        return f"{origin}: {at}{message}"
+        return _explain_check(first["msg"].removeprefix("Value error, "), document, path)
     if first["type"] == "union_tag_invalid":
         context = first.get("ctx", {})
         tag, known = str(context.get("tag")), str(context.get("expected_tags"))
@@ -76,6 +77,16 @@ def _explain(target: Any, errors: Sequence[ErrorDetails], document: Document, pl
     message = _MESSAGES.get(first["type"], first["msg"][:1].lower() + first["msg"][1:])
     given = "" if first["type"] == "missing" else f", not {_short(first['input'])}"
     return f"{origin}: {_dotted(path)}: {message}{given}"
+
+
+def _explain_check(message: str, document: Document, path: KeyPath) -> str:
+    """A dataclass's own complaint. Where it begins with the name of a field, that field's line is the place."""
+    named = message.partition(" ")[0]
+    full = (*path, *named.rstrip(":").split("."))
+    if full in document.origins:
+        return f"{document.origins[full]}: {'.'.join(map(str, path))}{'.' if path else ''}{message}"
+    at = f"{_dotted(path)}: " if path else ""
+    return f"{document.origin(path)}: {at}{message}"
 
 
 def nearest_hint(key: str, known: Sequence[str]) -> str:
@@ -90,6 +101,10 @@ def _nearest(key: str, container: Any) -> str:
     return ""
 
 
+_UNION_LABELS = frozenset({"int", "float", "str", "bool", "none"})
+"""What pydantic puts into a path for a member of a union of plain types."""
+
+
 def _walk(target: Any, loc: KeyPath) -> tuple[Any, KeyPath]:
     """The type that holds the last key of `loc`, and `loc` without the tags that pydantic puts in for unions."""
     shown: list[str | int] = []
@@ -102,6 +117,8 @@ def _walk(target: Any, loc: KeyPath) -> tuple[Any, KeyPath]:
             if tagged and key not in shown:
                 current = tagged[0]
                 container = current
+                continue
+            if key in _UNION_LABELS or key.startswith(("tuple[", "list[", "dict[")):
                 continue
         shown.append(key)
         container = current

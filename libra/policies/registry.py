@@ -70,6 +70,8 @@ def find_policy(role: Role, kind: str) -> PolicyEntry:
         known = ", ".join(kinds(role))
         raise UserError(f"{kind!r} is no {role} policy; known: {known}, or package.module:Class")
     module_name, _, class_name = kind.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise UserError(f"{kind!r} names no class; write it as package.module:Class")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -1,33 +1,29 @@
 """A digest of each row of the wide tables, so that a changed value is found with its place.
 
 It guards a record against slips (a column edited by hand, rows lost or swapped by a tool), not against malice.
-Cells are 64-bit patterns; each is mixed in by xor, an odd multiplier and a shift, in a fixed order of columns, so
-the digest depends on every value and on which column it is in.
+Every cell is a 64-bit word; the digest is the sum over the cells, modulo 2^64, of word times an odd weight that
+belongs to the column. A change of one cell changes it always (an odd weight has an inverse), of several all
+but certainly; and it is one pass over the numbers of a batch.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
-_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Knuth's multiplicative hash
-_SHIFT: Final = np.uint64(29)
+
+def text_word(text: str) -> int:
+    """First eight bytes of SHA-256."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def start(type_name: str, num_rows: int) -> Words:
-    """Digests before any cell: the row's type."""
-    return np.full(num_rows, text_word(type_name), dtype=np.uint64)
-
-
-def mix(digests: Words, cells: Words) -> None:
-    """Mix one column's cells in, in place."""
-    digests ^= cells
-    digests *= _MULTIPLIER
-    digests ^= digests >> _SHIFT
+def weight(column: str) -> np.uint64:
+    """The weight of a column."""
+    return np.uint64(text_word(f"weight of {column}") | 1)
 
 
 def number_words(values: npt.NDArray[Any]) -> Words:
@@ -35,6 +31,18 @@ def number_words(values: npt.NDArray[Any]) -> Words:
     if values.dtype == np.bool_:
         return values.astype(np.uint64)
     return np.ascontiguousarray(values).view(np.uint64)
+
+
+def table_sums(numbers: npt.NDArray[Any]) -> Words:
+    """Weighted sum over the fields of each element of a structured array."""
+    names = numbers.dtype.names or ()
+    weights = np.array([weight(name) for name in names], dtype=np.uint64)
+    if names and numbers.dtype.itemsize == 8 * len(names):  # all of them 64-bit: one matrix product
+        return numbers.view(np.uint64).reshape(len(numbers), len(names)) @ weights
+    total = np.zeros(len(numbers), dtype=np.uint64)
+    for name, factor in zip(names, weights, strict=True):
+        total += number_words(numbers[name]) * factor
+    return total
 
 
 def text_words(codes: npt.NDArray[np.int32], texts: Sequence[str]) -> Words:
@@ -45,8 +53,3 @@ def text_words(codes: npt.NDArray[np.int32], texts: Sequence[str]) -> Words:
 def list_words(values: Sequence[tuple[float, ...]]) -> Words:
     """Words of tuples of numbers."""
     return np.array([text_word(repr(value)) for value in values], dtype=np.uint64)
-
-
-def text_word(text: str) -> int:
-    """First eight bytes of SHA-256."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

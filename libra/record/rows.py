@@ -175,7 +175,8 @@ class RowBuffer:
             columns |= kept.lists
             for name, values in columns.items():
                 parts.setdefault(name, []).append((rows, values))
-            digests[rows] = self._digests(kept, [column[rows] for column in head], columns)
+            own_head = {name: column[rows] for name, column in zip(self._schema.names, head, strict=False)}
+            digests[rows] = self._digests(kept, own_head, numbers, columns)
         arrays = [pa.array(column, from_pandas=False) for column in head]
         arrays.append(_from_codes(types, [cls.__name__ for cls in self._kept]))
         arrays.append(pa.array(digests))
@@ -191,19 +192,15 @@ class RowBuffer:
         self._reset()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-
-    def _digests(self, kept: _Kept, head: Sequence[Any], columns: dict[str, Any]) -> Any:
-        digests = digest.start(kept.type_name, len(head[0]))
-        for column in head:
-            digest.mix(digests, digest.number_words(column))
-        for name, values in columns.items():
-            if name in kept.texts:
-                words = digest.text_words(values, list(self._codes[name]))
-            elif name in kept.lists:
-                words = digest.list_words(values)
-            else:
-                words = digest.number_words(values)
-            digest.mix(digests, words)
+    def _digests(self, kept: _Kept, head: dict[str, Any], numbers: Any, columns: dict[str, Any]) -> Any:
+        digests = digest.table_sums(numbers) + np.uint64(digest.text_word(kept.type_name))
+        for name, values in head.items():
+            digests += digest.number_words(values) * digest.weight(name)
+        for name in kept.texts:
+            words = digest.text_words(columns[name], list(self._codes[name]))
+            digests += words * digest.weight(name)
+        for name, values in kept.lists.items():
+            digests += digest.list_words(values) * digest.weight(name)
         return digests
 
 

@@ -12,6 +12,7 @@ from libra.errors import UserError
 from libra.workloads.csv_table import read_csv
 from libra.workloads.describe import describe
 from libra.workloads.parquet import RunSource, RunWorkload
+from libra.workloads.recorded import RecordedSource, is_recorded_run
 from libra.workloads.request_trace import TIME_COLUMNS, RequestTraceSource, RequestTraceWorkload
 from libra.workloads.table import Chunk, WorkloadSource
 from libra.workloads.turn_table import TurnTableSource, TurnTableWorkload
@@ -35,13 +36,17 @@ def check_trace(path: Path) -> TraceSummary:
     Raises `UserError` for a trace that cannot be played.
     """
     where = Path(path)
-    source: TurnTableSource | RequestTraceSource | RunSource
+    source: TurnTableSource | RequestTraceSource | RunSource | RecordedSource
     problems: list[str] = []
     if where.is_dir():
         if not list(where.glob("**/turns.parquet")):
             raise UserError(f"{where}: a directory without turns.parquet; name a CSV file or a finished run")
         kind: Literal["turns", "requests", "run"] = "run"
-        source = RunSource(RunWorkload(path=str(where)), base_dir=Path())
+        if is_recorded_run(where):
+            source = RecordedSource(where)
+            problems = source.notes
+        else:
+            source = RunSource(RunWorkload(path=str(where)), base_dir=Path())
     else:
         kind = _kind(where)
         if kind == "turns":

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import assert_never
 
 from libra.workloads.parquet import RunSource, RunWorkload
+from libra.workloads.recorded import RecordedSource, is_recorded_run
 from libra.workloads.request_trace import RequestTraceSource, RequestTraceWorkload
 from libra.workloads.synthetic import PresetWorkload, SyntheticSource
 from libra.workloads.table import WorkloadSource
@@ -26,6 +27,8 @@ def open_workload(config: WorkloadConfig, *, seed: int, n_samples: int, base_dir
             return TurnTableSource(config, seed=seed, n_samples=n_samples, base_dir=base_dir)
         case RequestTraceWorkload():
             return RequestTraceSource(config, base_dir=base_dir)
+        case RunWorkload() if is_recorded_run(base_dir / config.path):
+            return RecordedSource(base_dir / config.path)
         case RunWorkload():
             return RunSource(config, base_dir=base_dir)
         case _:

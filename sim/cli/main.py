@@ -1,6 +1,7 @@
 """Arguments and dispatch. Each verb is a function `(args) -> exit status` in a module of this package."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; what was finished is kept", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read our output has left. Python flushes at exit once more: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # the file system refuses: full, read-only, a name too long
+        place = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+        print(f"error: {place}{error.strerror or error}; free space or give another --out", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,13 +8,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from libra.config.document import Document, apply_sets, load_document
-from libra.config.resolve import Resolved, resolve
+from libra.config.resolve import Resolved, hash_tree, resolve, to_plain
 from libra.core.ids import EndReason
 from libra.errors import UserError
 from libra.record.metrics import METRICS
 from sim.cli.host import HostClock, code_hash, cpu_count, git_state
 from sim.config import SimConfig
-from sim.run import Provenance, simulate
+from sim.run import Provenance, build_world, simulate
 from sim.sweep.execute import CellResult, prepare, run_grid
 from sim.sweep.grid import expand
 
@@ -66,15 +66,15 @@ def sweep(args: argparse.Namespace) -> int:
     resolved = [cell.resolve() for cell in grid.cells]  # every mistake shows before the first cell runs
     if args.show_config:
         return show_config(resolved[0])
-    shard = _shard(args.shard)
+    shard, jobs = _shard(args.shard), args.jobs or cpu_count()
+    if jobs < 1:
+        raise UserError(f"--jobs {args.jobs}: must be at least 1, or 0 for one per core")
+    _check_worlds(resolved)
     directory = args.out or Path("runs") / resolved[0].experiment.name
     if args.fresh:
         _remove(directory, "sweep.json")
     known = provenance()
     prepare(directory, grid, document, known.code_hash)
-    jobs = args.jobs or cpu_count()
-    if jobs < 1:
-        raise UserError(f"--jobs {args.jobs}: must be at least 1")
     errors: list[CellResult] = []
     with tqdm(
         total=len(grid.cells[shard[0] :: shard[1]]), unit="cell", smoothing=0.1, file=sys.stderr
@@ -110,6 +110,20 @@ def sweep(args: argparse.Namespace) -> int:
 
         write_and_print_report(directory, None)
     return 1 if outcome.num_failed else 0
+
+
+def _check_worlds(cells: list[Resolved]) -> None:
+    """Build each world of the grid once (seeds and policies aside), so that a missing trace shows now."""
+    seen: set[str] = set()
+    for cell in cells:
+        tree = to_plain(cell.experiment)
+        for key in ("seed", "policies"):
+            del tree[key]
+        del tree["heterogeneous_rollout"]["scheduling"]
+        key = hash_tree([tree, str(cell.workload_folder)])
+        if key not in seen:
+            seen.add(key)
+            build_world(cell)
 
 
 def show_config(resolved: Resolved) -> int:

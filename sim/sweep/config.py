@@ -19,7 +19,7 @@ class SweepConfig:
 
     axes: dict[str, Any] = field(default_factory=dict[str, Any])
     seeds: int | tuple[int, ...] = 1
-    baseline: dict[str, str] = field(default_factory=dict[str, str])
+    baseline: dict[str, Any] = field(default_factory=dict[str, Any])
     metric: str = "output_tokens_per_s"
 
     def seed_list(self, first: int) -> list[int]:

@@ -62,7 +62,7 @@ def prepare(directory: Path, grid: Grid, document: Document, code_hash: str) -> 
     if file.exists():
         _check_same(file, described)
         return
-    if directory.exists() and any(directory.iterdir()):
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory}: is not empty and holds no sweep; give another --out")
     try:
         (directory / CELLS).mkdir(parents=True, exist_ok=True)

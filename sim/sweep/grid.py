@@ -19,6 +19,13 @@ from sim.config import SimConfig
 from sim.sweep.config import SweepConfig
 
 
+_NOT_AN_AXIS = frozenset({"seed", "sweep"})
+"""The grid sets the seed itself, and a cell has no grid of its own."""
+
+_LONGEST_NAME = 240
+"""File systems allow 255 bytes; a cell that is being written has `.` and `.partial` round its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One run of the sweep. `name` is its folder: `policy=a,layout=b,seed=0`, percent-encoded."""
@@ -67,7 +74,7 @@ def expand(document: Document) -> Grid:
                     own, overrides, f"{document.origin(('sweep', 'axes', axis, name))}: {axis}={name}"
                 )
             own.replace("seed", seed, f"seed {seed} of the sweep")
-            cells.append(Cell(_cell_name(point, seed), point, seed, own))
+            cells.append(Cell(_cell_name(point, seed, document), point, seed, own))
     names = {axis: list(named) for axis, named in points.items()}
     return Grid(config, names, seeds, _baseline(config, names, document), cells)
 
@@ -89,26 +96,34 @@ def _points(axis: str, given: Any, document: Document) -> dict[str, dict[str, An
         raise UserError(f"{place}: give a list of values, or a mapping of named points")
     if not points:
         raise UserError(f"{place}: the axis has no points, so the grid is empty; name at least one")
+    for overrides in points.values():
+        for key in overrides:
+            if key.partition(".")[0] in _NOT_AN_AXIS:
+                raise UserError(f"{place}: {key} cannot be an axis; seeds are listed in sweep.seeds")
     return points
 
 
 def _seeds(config: SweepConfig, document: Document) -> list[int]:
     first = document.tree.get("seed", 0)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        origin = document.origin(("seed",))
+        raise UserError(f"{origin}: seed must be a whole number of at least 0, not {first}")
     try:
-        return config.seed_list(first if isinstance(first, int) else 0)
+        return config.seed_list(first)
     except UserError as error:
         raise UserError(f"{document.origin(('sweep', 'seeds'))}: {error}") from None
 
 
 def _baseline(config: SweepConfig, axes: Mapping[str, list[str]], document: Document) -> dict[str, str]:
-    for axis, name in config.baseline.items():
+    chosen = {axis: _value_name(value) for axis, value in config.baseline.items()}
+    for axis, name in chosen.items():
         place = f"{document.origin(('sweep', 'baseline', axis))}: sweep.baseline.{axis}"
         if axis not in axes:
             raise UserError(f"{place}: no such axis{nearest_hint(axis, list(axes))}")
         if name not in axes[axis]:
             raise UserError(f"{place}: {name} is no point of it{nearest_hint(name, axes[axis])}")
-    if config.baseline:
-        return dict(config.baseline)
+    if chosen:
+        return chosen
     return {axis: names[0] for axis, names in itertools.islice(axes.items(), 1)}
 
 
@@ -116,6 +131,12 @@ def _value_name(value: Any) -> str:
     return str(value) if isinstance(value, (int, float, str, bool)) else repr(value)
 
 
-def _cell_name(point: Mapping[str, str], seed: int) -> str:
+def _cell_name(point: Mapping[str, str], seed: int, document: Document) -> str:
     parts = [f"{quote(axis, safe='')}={quote(name, safe='')}" for axis, name in point.items()]
-    return ",".join([*parts, f"seed={seed}"])
+    name = ",".join([*parts, f"seed={seed}"])
+    if len(name) > _LONGEST_NAME:
+        raise UserError(
+            f"{document.origin(('sweep', 'axes'))}: sweep.axes: the folder of a cell would have a name of "
+            f"{len(name)} characters ({name[:40]}...), {_LONGEST_NAME} fit; shorten the names of the points"
+        )
+    return name

@@ -106,7 +106,9 @@ class SimSource:
         for i, (tid, gid, pid, sample, size, arrival_s, start_s, reward, prefix) in enumerate(rows):
             row = first_turn[i]
             path = path_of(prefix, tid, self._block_size)
-            episode = Episode(TrajectoryId(tid), gid, columns, row, first_turn[i + 1] - row, start_s, reward, path)
+            episode = Episode(
+                TrajectoryId(tid), gid, columns, row, first_turn[i + 1] - row, start_s, reward, path
+            )
             arrived = ev.TrajectoryArrived(
                 episode.trajectory_id, GroupId(gid), PromptId(pid), sample, size, columns.prompt_tokens[row]
             )
