@@ -177,6 +177,10 @@ def draw_faults(rng: np.random.Generator, script: Script, num_faults: int, horiz
         script.faults.append((tick, what, engine, int(rng.integers(0, 1000)), duration))
         if what == "cost":
             script.costs.append(draw_cost(rng, max(spec.max_num_seqs for spec in script.specs), tiny))
+    # A replica's weight version never decreases (invariant I4): loads carry rising numbers in order of time.
+    versions = iter(sorted(fault[3] for fault in script.faults if fault[1] == "load"))
+    script.faults.sort(key=lambda fault: fault[0])
+    script.faults = [(*f[:3], next(versions), f[4]) if f[1] == "load" else f for f in script.faults]
 
 
 def draw_script(seed: int, num_engines: int, num_groups: int, num_faults: int, tiny: bool) -> Script:
@@ -198,7 +202,8 @@ def draw_script(seed: int, num_engines: int, num_groups: int, num_faults: int, t
         for _ in range(int(rng.integers(1, 6))):
             if rng.random() < 0.9:
                 chain += 2  # else the chains of the trajectory before: two on one open chain
-            turns = draw_turns(rng, script, [group, chain, chain + 1], prompt, scale)
+            # A group's chain is negative, as in a workload.
+            turns = draw_turns(rng, script, [-group, chain, chain + 1], prompt, scale)
             script.trajectories.append((int(rng.integers(0, spread)), turns))
             if rng.random() < 0.1:
                 prompt = int(rng.integers(1, prompt + 1))

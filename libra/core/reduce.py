@@ -24,6 +24,7 @@ from libra.core.entities import Group, Replica, Trajectory
 from libra.core.ids import (
     NO_ACTION,
     ActionId,
+    FailureKind,
     NextStep,
     Place,
     ReplicaStatus,
@@ -150,13 +151,25 @@ def _turn_failed(state: ClusterState, event: ev.TurnFailed) -> None:
     _close(state, event.closes, ev.TurnFailed)
     trajectory = _live(state, event.trajectory_id)
     trajectory.submit_id = NO_ACTION
-    trajectory.num_failures += 1
+    if event.kind is not FailureKind.ABORTED:
+        trajectory.num_failures += 1
     trajectory.output_tokens += event.output_tokens
     trajectory.prompt_tokens = event.prompt_tokens + event.output_tokens
     if event.output_tokens:
         _settle_version(trajectory, event.version_first)
     state.add_turns(state.replicas[event.replica_id], -1)
+    _leave_if_gone(state, trajectory)
     state.move(trajectory, Place.READY)
+
+
+def _leave_if_gone(state: ClusterState, trajectory: Trajectory) -> None:
+    """A trajectory that comes to rest while its replica does not serve lives there no longer.
+
+    Otherwise it would count against that replica's room once it is back, and wait for the room that it takes.
+    """
+    home = state.replicas.get(trajectory.replica_id)
+    if home is not None and home.status is not ReplicaStatus.READY:
+        state.change_residence(trajectory, None)
 
 
 def _settle_version(trajectory: Trajectory, version: WeightVersion) -> None:
@@ -172,6 +185,7 @@ def _tool_returned(state: ClusterState, event: ev.ToolReturned) -> None:
     trajectory = _live(state, event.trajectory_id)
     trajectory.prompt_tokens = event.prompt_tokens
     state.num_started_work -= 1
+    _leave_if_gone(state, trajectory)
     state.move(trajectory, Place.READY)
 
 

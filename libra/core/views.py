@@ -64,7 +64,10 @@ class TrajectoryView(Protocol):
 
     @property
     def replica_id(self) -> ReplicaId:
-        """Where it is or was last served; its prefix cache is there. `NO_REPLICA` before the first turn."""
+        """Where it is or was last served; its prefix cache is there.
+
+        `NO_REPLICA` before the first turn and after that replica went away.
+        """
         ...
 
     @property
@@ -79,7 +82,7 @@ class TrajectoryView(Protocol):
 
     @property
     def num_failures(self) -> int:
-        """Failed turns since the last one that succeeded."""
+        """Failed turns, aborted ones aside, since the last one that succeeded."""
         ...
 
 

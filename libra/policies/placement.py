@@ -36,7 +36,7 @@ class Placement:
             case ev.ToolReturned() | ev.TrajectoryStarted() | ev.TurnFailed():
                 trajectory = view.trajectories.get(event.trajectory_id)
                 if trajectory is None or trajectory.place is not Place.READY:
-                    return ()  # dropped by a policy before this one
+                    return self._drain(view) if self._waiting else ()  # a policy before this one dropped it
                 # One that is under way goes before those that have not begun: its prefix is in memory.
                 if not self._waiting or _is_home_ready(trajectory, view):
                     chosen = self._choose(trajectory, view)
@@ -44,7 +44,15 @@ class Placement:
                         return (_submit(trajectory, *chosen),)
                 self._waiting.append(trajectory.trajectory_id)
                 return ()
-            case ev.TurnFinished() | ev.TrajectoryFinished() | ev.ReplicaReady() | ev.WeightsLoaded():
+            case (
+                ev.TurnFinished()
+                | ev.TrajectoryFinished()
+                | ev.ReplicaReady()
+                | ev.WeightsLoaded()
+                | ev.TrainStepFinished()  # stale ones may have been dropped
+                | ev.ActionFailed()  # a replica that was to drain or stop serves on
+                | ev.MetricsSampled()  # now and then, whoever made room
+            ):
                 return self._drain(view) if self._waiting else ()
             case _:
                 return ()

@@ -104,6 +104,6 @@ class ReferenceAdmission(EngineShell):
         for chain, start, segment_end in seq.segments:
             while position < end and (segment_end is None or position < segment_end):
                 block = seq.blocks[position]
-                if block.chain < 0:  # else it was a hit whose tokens are computed again
+                if block.chain is None:  # else it was a hit whose tokens are computed again
                     self._table.register(block, chain, position - start)
                 position += 1

@@ -14,7 +14,7 @@ class Block:
     __slots__ = ("chain", "index", "newer", "older", "references")
 
     def __init__(self) -> None:
-        self.chain = -1  # its place in the hash table; -1: it is not there
+        self.chain: int | None = None  # its place in the hash table; None: it is not there
         self.index = -1
         self.references = 0
         self.older: Block = self  # neighbours in the LRU
@@ -88,7 +88,7 @@ class BlockTable:
             references = block.references - 1
             block.references = references
             if not references:
-                if block.chain < 0:
+                if block.chain is None:
                     self.free.append(block)
                 else:
                     retired += 1
@@ -111,13 +111,13 @@ class BlockTable:
 
     def unregister(self, block: Block) -> None:
         """A block can no longer be hit; it goes to the free list when nobody references it."""
-        if block.chain < 0:
+        if block.chain is None:
             return
         blocks = self.resident[block.chain]
         del blocks[block.index]
         if not blocks:
             del self.resident[block.chain]
-        block.chain = -1
+        block.chain = None
         if not block.references:
             self.num_evictable -= 1
             block.older.newer = block.newer
@@ -150,7 +150,7 @@ class BlockTable:
         for block in self.all_blocks:
             assert block.references == references[block]
             assert (block in free) + (block in evictable) + (block.references > 0) == 1
-            assert block.chain < 0 or self.resident[block.chain][block.index] is block
-            assert block not in free or block.chain < 0
+            assert block.chain is None or self.resident[block.chain][block.index] is block
+            assert block not in free or block.chain is None
         for blocks in self.resident.values():
             assert set(blocks) == set(range(len(blocks)))  # a chain's resident blocks have no gaps

@@ -12,6 +12,7 @@ from libra.core.ids import (
     NextStep,
     ReplicaId,
     Supply,
+    ToolStatus,
     TrajectoryId,
     WeightVersion,
 )
@@ -127,7 +128,7 @@ class Board:
         """The tool returns; the next prompt has `prompt_tokens`."""
         turn = self.state.trajectories[trajectory].turn - 1
         return self.happens(
-            ev.ToolReturned(trajectory, turn, "shell", ev.ToolStatus.SUCCESS, 5, 0.0, prompt_tokens)
+            ev.ToolReturned(trajectory, turn, "shell", ToolStatus.SUCCESS, 5, 0.0, prompt_tokens)
         )
 
     def finish(self, trajectory: TrajectoryId) -> ev.Event:
