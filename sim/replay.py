@@ -61,5 +61,7 @@ def runs_below(directory: Path) -> list[Path]:
         return [directory]
     found = sorted(path.parent for path in (directory / "cells").glob("[!.]*/manifest.json"))
     if not found:
-        raise UserError(f"{directory}: neither a run directory nor a sweep with finished cells; give one of them")
+        raise UserError(
+            f"{directory}: neither a run directory nor a sweep with finished cells; give one of them"
+        )
     return found

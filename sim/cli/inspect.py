@@ -91,7 +91,9 @@ def listing(args: argparse.Namespace) -> int:
 def _figure_text(figure: object) -> str:
     """A number, or a mapping such as percentiles on one line."""
     if isinstance(figure, dict):
-        return "  ".join(f"{key}: {_figure_text(value)}" for key, value in cast(dict[str, object], figure).items())
+        return "  ".join(
+            f"{key}: {_figure_text(value)}" for key, value in cast(dict[str, object], figure).items()
+        )
     return f"{figure:,.4g}" if isinstance(figure, float) else str(figure)
 
 

@@ -13,7 +13,6 @@ Wakes carry a version; a cut raises the engine's version, so at most one wake is
 """
 
 from heapq import heappop, heappush
-from math import sqrt
 from typing import Any
 
 from simpy.events import Event
@@ -24,22 +23,8 @@ from sim.engine.base import Request
 from sim.engine.blocks import BlockPool
 from sim.engine.holds import BUSY
 from sim.engine.recount import recount
+from sim.engine.segment import steps_until_blocks_lack, steps_within
 from sim.engine.skip_sequence import SkipSequence
-
-
-def steps_within(alpha: int, beta: int, span: int) -> int:
-    """Largest j with alpha * j + beta * j * (j - 1) / 2 <= span: how many steps have ended after `span` ticks.
-
-    Needs alpha >= beta >= 0 and alpha > 0, as any segment has (its context is at least its batch). The root is
-    guessed in floats, then made exact.
-    """
-    slope = alpha - beta / 2
-    j = int(2 * span / (slope + sqrt(slope * slope + 2.0 * beta * span)))
-    while alpha * j + beta * (j * (j - 1) // 2) > span:
-        j -= 1
-    while alpha * (j + 1) + beta * (j * (j + 1) // 2) <= span:
-        j += 1
-    return j
 
 
 class SkipEngine(Admission):
@@ -294,16 +279,7 @@ class SkipEngine(Admission):
         available = self._pool.free + self._pool.evictable
         if available >= batch * (steps // block_size + 1):
             return steps
-        growth = self._growth
-        cycles = available // batch
-        left = available - batch * cycles
-        bound = 1 + cycles * block_size
-        while bound < steps:
-            left -= growth[(iteration + bound) % block_size]
-            if left < 0:
-                return bound
-            bound += 1
-        return steps
+        return steps_until_blocks_lack(self._growth, iteration, batch, available, steps)
 
     # End of life, and what tests look at.
 

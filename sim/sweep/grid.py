@@ -18,7 +18,6 @@ from libra.record.metrics import METRICS
 from sim.config import SimConfig
 from sim.sweep.config import SweepConfig
 
-
 _NOT_AN_AXIS = frozenset({"seed", "sweep"})
 """The grid sets the seed itself, and a cell has no grid of its own."""
 

@@ -13,16 +13,16 @@ from libra.core.ids import (
     NO_ACTION,
     ActionId,
     FailureKind,
-    NextStep,
     NodeId,
     ReplicaId,
     WeightVersion,
 )
 from libra.ports import Emit
-from sim.clock import TICKS_PER_S, Clock, to_seconds
+from sim.clock import Clock, to_seconds
 from sim.engine import make_engine
 from sim.engine.base import CostTable, Engine, EngineSpec, Request
 from sim.world.episodes import Episode, Forks
+from sim.world.turn_request import TurnRequest, failed_before_start, failed_event, finished_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,6 @@ class ReplicaPlan:
     slow_cost: CostTable
     load_t: int
     start_t: int
-
-
-class _TurnRequest(Request):
-    """A request that knows which turn it is. Set by `submit`: a constructor of its own would cost a call a turn."""
-
-    __slots__ = ("action_id", "episode", "replica", "turn")
-
-    action_id: ActionId
-    episode: Episode
-    replica: "Replica"
-    turn: int
 
 
 class Replica:
@@ -83,7 +72,7 @@ class SimEngines:
         self._after_turn = after_turn
         self._published_version = published_version
         self._forks = Forks()
-        self._requests: dict[ActionId, _TurnRequest] = {}
+        self._requests: dict[ActionId, TurnRequest] = {}
         self._pending: dict[ReplicaId, set[ActionId]] = {plan.replica_id: set() for plan in plans}
         self.num_ended = 0  # turns that ended, well or not
         self.replicas = {plan.replica_id: Replica(plan) for plan in plans}
@@ -100,17 +89,17 @@ class SimEngines:
         replica = self.replicas[action.replica_id]
         engine = replica.engine
         if engine is None:  # it died while the action was under way
-            self._emit(_failed_before_start(action_id, action, to_seconds(self._clock.now)))
+            self._emit(failed_before_start(action_id, action, to_seconds(self._clock.now)))
             return
         episode, turn = self._episodes[action.trajectory_id], action.turn
         generated = episode.num_generated
         if turn and not generated:
             self._forks.enter_turn(episode, turn, replica.plan.spec.block_size)
         output_tokens = episode.columns.output_tokens[episode.row + turn] - generated
-        request = _TurnRequest(action_id, action.prompt_tokens, output_tokens, episode.path, action.priority)
+        request = TurnRequest(action_id, action.prompt_tokens, output_tokens, episode.path, action.priority)
         request.action_id = action_id
         request.episode = episode
-        request.replica = replica
+        request.replica_id = action.replica_id
         request.turn = turn
         self._requests[action_id] = request
         engine.submit(request)
@@ -118,8 +107,10 @@ class SimEngines:
     def abort(self, action: act.AbortTurn) -> None:
         """See `RolloutEngines`. A turn that has ended already is left alone."""
         request = self._requests.get(action.submit_id)
-        if request is not None and request.replica.engine is not None:
-            request.replica.engine.abort(request)
+        if request is not None:
+            engine = self.replicas[request.replica_id].engine
+            if engine is not None:
+                engine.abort(request)
 
     def load_weights(self, action_id: ActionId, action: act.LoadWeights) -> None:
         """See `RolloutEngines`."""
@@ -255,79 +246,11 @@ class SimEngines:
         pending.clear()
 
     def _on_end(self, request: Request, failure: FailureKind | None) -> None:
-        assert isinstance(request, _TurnRequest)
+        assert isinstance(request, TurnRequest)
         del self._requests[request.action_id]
         self.num_ended += 1
-        episode, turn = request.episode, request.turn
-        trajectory_id = episode.trajectory_id
-        replica_id = request.replica.plan.replica_id
-        cached = request.cached_tokens if request.cached_tokens > 0 else 0
-        if failure is not None:
-            episode.num_generated += request.num_emitted
-            self._emit(
-                ev.TurnFailed(
-                    request.action_id,
-                    trajectory_id,
-                    turn,
-                    replica_id,
-                    failure,
-                    request.prompt_tokens,
-                    request.num_emitted,
-                    cached,
-                    request.recomputed_tokens,
-                    request.num_preemptions,
-                    WeightVersion(request.version_first),
-                    WeightVersion(request.version_last),
-                    request.version_token_sum,
-                    to_seconds(request.submitted_t),
-                    to_seconds(request.end_t),
-                )
-            )
-            return
-        episode.num_generated = 0
-        columns, row = episode.columns, episode.row + turn
-        last = turn + 1 == episode.num_turns
-        self._emit(
-            ev.TurnFinished(
-                request.action_id,
-                trajectory_id,
-                turn,
-                replica_id,
-                request.prompt_tokens,
-                request.output_tokens,
-                cached,
-                request.recomputed_tokens,
-                request.num_preemptions,
-                WeightVersion(request.version_first),
-                WeightVersion(request.version_last),
-                request.version_token_sum,
-                request.submitted_t / TICKS_PER_S,  # `to_seconds`, without five calls a turn
-                request.started_t / TICKS_PER_S,
-                request.first_token_t / TICKS_PER_S,
-                request.end_t / TICKS_PER_S,
-                NextStep.END if last else NextStep.TOOL,
-                columns.tool_names[columns.tool[row]],
-            )
-        )
-        self._after_turn(episode, turn)
-
-
-def _failed_before_start(action_id: ActionId, action: act.SubmitTurn, now_s: float) -> ev.TurnFailed:
-    nothing = WeightVersion(-1)
-    return ev.TurnFailed(
-        action_id,
-        action.trajectory_id,
-        action.turn,
-        action.replica_id,
-        FailureKind.REPLICA_LOST,
-        action.prompt_tokens,
-        0,
-        0,
-        0,
-        0,
-        nothing,
-        nothing,
-        0,
-        now_s,
-        now_s,
-    )
+        if failure is None:
+            self._emit(finished_event(request))
+            self._after_turn(request.episode, request.turn)
+        else:
+            self._emit(failed_event(request, failure))
