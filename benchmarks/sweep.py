@@ -3,7 +3,7 @@
     python -m benchmarks.sweep [--cells 12] [--preset search_r1]
 
 A cell is the product's own: 2,048 trajectories (256 prompts x 8 samples) on 48 rollout GPUs (6 x TP4, 8 x TP2,
-8 x TP1), resolved, simulated, recorded and renamed by `sim.sweep`. Wall time, since processes are what is measured;
+8 x TP1), resolved, simulated, recorded and renamed by `sim.sweeps`. Wall time, since processes are what is measured;
 CPU time beside it for one process.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from libra.config.document import Document
 from sim.cli.host import cpu_count
-from sim.run import Provenance
-from sim.sweep.execute import prepare, run_grid
-from sim.sweep.grid import expand
+from sim.simulation import Provenance
+from sim.sweeps.execute import prepare, run_grid
+from sim.sweeps.grid import expand
 
 
 def document(preset: str, num_cells: int) -> Document:

@@ -196,11 +196,15 @@ class _Builder:
         try:
             value = cast(Any, yaml.SafeLoader("").construct_object(node, deep=True))  # pyright: ignore[reportUnknownMemberType]
         except (yaml.YAMLError, ValueError):
-            raise UserError(f"{self._at(node)}: {node.tag} {node.value!r} cannot be read; remove the tag") from None
+            raise UserError(
+                f"{self._at(node)}: {node.tag} {node.value!r} cannot be read; remove the tag"
+            ) from None
         if isinstance(value, str) and node.tag == "tag:yaml.org,2002:str":
             return _number_like_yaml_1_2(value, node.style)
         if value is not None and not isinstance(value, (str, bool, int, float)):
-            raise UserError(f"{self._at(node)}: {node.value} reads as a {type(value).__name__}; put it in quotes")
+            raise UserError(
+                f"{self._at(node)}: {node.value} reads as a {type(value).__name__}; put it in quotes"
+            )
         return value
 
 

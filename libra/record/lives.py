@@ -142,7 +142,7 @@ class Life:
 
 
 class ReplicaLife:
-    """One replica, from ready to its end."""
+    """One replica, from its first ready to its last end; the time between two lives counts as idle."""
 
     __slots__ = (
         "busy_s",
@@ -172,6 +172,11 @@ class ReplicaLife:
         self.num_preemptions = 0
         self.recomputed_tokens = 0
         self.num_loads = 0
+
+    def again(self, ready: ReplicaReady) -> None:
+        """It is back; its counters go on."""
+        self.ready = ready
+        self.end_s = nan
 
     def submitted(self, now_s: float) -> None:
         """A turn was sent to it."""

@@ -179,7 +179,8 @@ REPLICAS: Final = (
         "endogenous", int, "num_turns output_tokens num_preemptions recomputed_tokens num_loads num_steps"
     ),
 )
-"""One row per replica. busy + paused + idle = end - ready. usage_source: `engine` for the engine's own
+"""One row per replica, from its first ready to its last end; a time in which it was down counts as idle.
+busy + paused + idle = end - ready. usage_source: `engine` for the engine's own
 counters, `events` where it was derived: busy from a turn's submission to the end of the last one on it,
 paused while it loads weights. num_steps is 0 where the engine did not tell."""
 

@@ -14,9 +14,9 @@ from libra.errors import UserError
 from libra.record.metrics import METRICS
 from sim.cli.host import HostClock, code_hash, cpu_count, git_state
 from sim.config import SimConfig
-from sim.run import Provenance, build_world, simulate
-from sim.sweep.execute import CellResult, prepare, run_grid
-from sim.sweep.grid import expand
+from sim.simulation import Provenance, build_world, simulate
+from sim.sweeps.execute import CellResult, prepare, run_grid
+from sim.sweeps.grid import expand
 
 
 def load(args: argparse.Namespace) -> Document:

@@ -42,12 +42,13 @@ class ReplicaPlan:
 class Replica:
     """A replica over its lives."""
 
-    __slots__ = ("engine", "plan", "ready_s", "slow", "totals")
+    __slots__ = ("engine", "plan", "ready_s", "slow", "starting", "totals")
 
     def __init__(self, plan: ReplicaPlan) -> None:
         self.plan = plan
         self.engine: Engine | None = None  # None while down
         self.slow = False
+        self.starting = False
         self.totals: list[tuple[float, float, Engine]] = []  # (ready, gone, engine) of each life
         self.ready_s = 0.0
 
@@ -139,10 +140,11 @@ class SimEngines:
     def start(self, action_id: ActionId, action: act.StartReplica) -> None:
         """See `RolloutEngines`. The replica comes up where its plan says, with the published weights."""
         replica = self.replicas.get(action.replica_id)
-        if replica is None or replica.engine is not None:
-            message = "no such replica in this cluster" if replica is None else "it is running"
+        if replica is None or replica.engine is not None or replica.starting:
+            message = "no such replica in this cluster" if replica is None else "it is running or starting"
             self._emit(ev.ActionFailed(action_id, FailureKind.REFUSED, message))
             return
+        replica.starting = True
         self._clock.call_later(replica.plan.start_t, lambda: self._bring_up(replica, action_id))
 
     def drain(self, action_id: ActionId, action: act.DrainReplica) -> None:
@@ -155,6 +157,8 @@ class SimEngines:
         pending.add(action_id)
 
         def on_drained() -> None:
+            if action_id not in pending:  # it went down, and with it its last turn
+                return
             pending.discard(action_id)
             self._emit(ev.ReplicaDrained(action_id, action.replica_id))
 
@@ -163,10 +167,12 @@ class SimEngines:
     def stop(self, action_id: ActionId, action: act.StopReplica) -> None:
         """See `RolloutEngines`."""
         replica = self.replicas[action.replica_id]
-        if replica.engine is None:
+        engine = replica.engine
+        if engine is None:
             self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
             return
-        self._take_down(replica, FailureKind.ABORTED)
+        replica.engine = None
+        self._take_down(replica, engine, FailureKind.ABORTED)
         self._emit(ev.ReplicaStopped(action_id, action.replica_id))
 
     # -- faults and polling -------------------------------------------------------------------------------
@@ -174,10 +180,12 @@ class SimEngines:
     def lose(self, replica_id: ReplicaId) -> bool:
         """The replica dies now. False if it was down already."""
         replica = self.replicas[replica_id]
-        if replica.engine is None:
+        engine = replica.engine
+        if engine is None:
             return False
+        replica.engine = None  # before anybody hears of it: the answer may be to start it again
         self._emit(ev.ReplicaLost(replica_id))
-        self._take_down(replica, FailureKind.REPLICA_LOST)
+        self._take_down(replica, engine, FailureKind.REPLICA_LOST)
         return True
 
     def set_slow(self, replica_id: ReplicaId, slow: bool) -> None:
@@ -209,6 +217,7 @@ class SimEngines:
 
     def _bring_up(self, replica: Replica, action_id: ActionId) -> None:
         plan = replica.plan
+        replica.starting = False
         version = self._published_version()
         replica.engine = make_engine(
             self._kind,
@@ -233,17 +242,15 @@ class SimEngines:
             )
         )
 
-    def _take_down(self, replica: Replica, kind: FailureKind) -> None:
-        engine = replica.engine
-        assert engine is not None
-        replica.engine = None
+    def _take_down(self, replica: Replica, engine: Engine, kind: FailureKind) -> None:
         engine.settle()
         replica.totals.append((replica.ready_s, to_seconds(self._clock.now), engine))
-        engine.stop(kind)
         pending = self._pending[replica.plan.replica_id]
-        for action_id in sorted(pending):
-            self._emit(ev.ActionFailed(action_id, kind, "the replica went down"))
+        unfinished = sorted(pending)
         pending.clear()
+        engine.stop(kind)
+        for action_id in unfinished:
+            self._emit(ev.ActionFailed(action_id, kind, "the replica went down"))
 
     def _on_end(self, request: Request, failure: FailureKind | None) -> None:
         assert isinstance(request, TurnRequest)

@@ -32,7 +32,9 @@ class SimEnvironment:
 
     def drop(self, action: DropTrajectory) -> None:
         """See `EnvironmentPort`."""
-        self._episodes.pop(action.trajectory_id).dropped = True
+        episode = self._episodes.pop(action.trajectory_id, None)
+        if episode is not None:  # one that has finished has no environment any more
+            episode.dropped = True
 
     def after_turn(self, episode: Episode, turn: int) -> None:
         """The turn is over: call its tool, or end the episode."""

@@ -156,5 +156,7 @@ class ControllerMachine(RuleBasedStateMachine):
             assert view.count(Place.TRAINED) + view.count(Place.DROPPED) == arrived
 
 
-ControllerMachine.TestCase.settings = settings(max_examples=800, stateful_step_count=60, deadline=None, report_multiple_bugs=False)
+ControllerMachine.TestCase.settings = settings(
+    max_examples=400, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+)
 TestController = ControllerMachine.TestCase

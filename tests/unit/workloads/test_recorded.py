@@ -13,7 +13,7 @@ from libra.workloads.opening import open_workload
 from libra.workloads.parquet import RunWorkload
 from libra.workloads.synthetic import PresetWorkload
 from sim.config import SimConfig
-from sim.run import simulate
+from sim.simulation import simulate
 
 WORKLOAD = {"kind": "preset", "preset": "search_r1", "num_prompts": 6, "max_context_tokens": 8192}
 

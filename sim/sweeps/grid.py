@@ -16,7 +16,7 @@ from libra.config.validate import nearest_hint, validate
 from libra.errors import UserError
 from libra.record.metrics import METRICS
 from sim.config import SimConfig
-from sim.sweep.config import SweepConfig
+from sim.sweeps.config import SweepConfig
 
 _NOT_AN_AXIS = frozenset({"seed", "sweep"})
 """The grid sets the seed itself, and a cell has no grid of its own."""

@@ -21,8 +21,8 @@ from libra.config.resolve import hash_tree
 from libra.core.invariants import InvariantViolation
 from libra.errors import UserError
 from libra.record.writer import Level
-from sim.run import Provenance, simulate
-from sim.sweep.grid import Cell, Grid
+from sim.simulation import Provenance, simulate
+from sim.sweeps.grid import Cell, Grid
 
 SWEEP_FILE = "sweep.json"
 CELLS, FAILED = "cells", "failed"
@@ -131,7 +131,7 @@ def _results(
             yield run_cell(directory, cell, level, provenance)
         return
     context = get_context("forkserver")
-    context.set_forkserver_preload(["sim.sweep.execute"])
+    context.set_forkserver_preload(["sim.sweeps.execute"])
     pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context, initializer=_start_worker)
     try:
         futures: dict[Future[CellResult], Cell] = {

@@ -1,0 +1,64 @@
+# Everything runs in .venv, installed by pip. `make quickstart` needs the base packages only; `make test` all of them.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+DATA := ../shared/data
+
+.PHONY: quickstart install test check lint types unit notebooks bench soak clean
+
+quickstart: $(STAMPS)/base  ## install and run the first sweep; ends with a table and report.html
+	$(PY) -m sim sweep experiments/quickstart.yaml --out runs/quickstart
+
+install: $(STAMPS)/dev  ## everything for development
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/base: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --editable .
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --editable '.[dev,notebooks]'
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/base
+
+test: lint types  ## lint, types, import contracts, all tests, notebooks
+	$(PY) -m pytest -n 2 tests
+	$(PY) -m pytest --nbmake -q notebooks
+
+check: lint types unit  ## the quick gate: under three minutes
+
+lint: $(STAMPS)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+
+types: $(STAMPS)/dev
+	$(VENV)/bin/pyright
+
+unit: $(STAMPS)/dev
+	$(PY) -m pytest -n 2 -m "not slow" tests
+
+notebooks: $(STAMPS)/dev
+	$(PY) -m pytest --nbmake -q notebooks
+
+bench: $(STAMPS)/dev  ## the speed gates: ratios and counts, never seconds
+	$(PY) -m benchmarks.engine --case step48 --reps 3 --gate
+	$(PY) -m benchmarks.scale --reps 3 --gate
+
+soak: $(STAMPS)/dev  ## the long runs: seeds, scale, every experiment with its replay
+	$(PY) -m benchmarks.engine_script 0 20000
+	$(PY) -m pytest -q tests/system -m slow
+	$(PY) -m benchmarks.scale --case steps100,gpus1008 --reps 1
+	$(PY) -m benchmarks.sweep --cells 40
+	for name in quickstart qwen3_14b_a800_48gpu; do \
+	  $(PY) -m sim sweep experiments/$$name.yaml --out runs/soak/$$name --fresh && \
+	  $(PY) -m sim replay runs/soak/$$name || exit 1; done
+	if [ -d $(DATA) ]; then for path in experiments/trace_*.yaml; do name=$$(basename $$path .yaml); \
+	  $(PY) -m sim sweep $$path --out runs/soak/$$name --fresh && \
+	  $(PY) -m sim replay runs/soak/$$name || exit 1; done; \
+	else echo "no $(DATA): the trace experiments are left out"; fi
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
