@@ -99,11 +99,16 @@ def entry_for_class(role: Role, policy: type[Any], kind: str) -> PolicyEntry:
 
 
 def source_of(entry: PolicyEntry) -> str:
-    """Source text of the policy's class, for its hash in the manifest. Raises UserError if there is none."""
+    """Source text behind the policy, for its hash in the manifest: its module's, or its methods' in a notebook.
+
+    Raises UserError if there is none.
+    """
     module = inspect.getmodule(entry.policy)
     try:
-        return inspect.getsource(
-            module if module is not None and module.__name__ != "__main__" else entry.policy
-        )
+        if module is not None and module.__name__ != "__main__":
+            return inspect.getsource(module)
+        # A notebook's cells are no file, but each function knows the cell that it came from.
+        methods = [method for method in vars(entry.policy).values() if inspect.isfunction(method)]
+        return "\n".join(inspect.getsource(method) for method in methods)
     except (OSError, TypeError) as error:
         raise UserError(f"{entry.kind}: its source cannot be read; define it in a file or a cell") from error

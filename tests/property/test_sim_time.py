@@ -17,7 +17,7 @@ from libra.core.step import Step
 from sim.clock import TICKS_PER_S
 from sim.driver import SimDriver, World
 from sim.engine.base import CostTable
-from sim.run import build_world
+from sim.simulation import build_world
 from sim.world.engines import ReplicaPlan
 from tests.property.sim_experiments import GRAIN_S, Small, experiments, resolved_in, with_small_memory
 
