@@ -293,11 +293,7 @@ class Deriver:
     # Replicas.
 
     def _ready(self, event: ev.ReplicaReady) -> None:
-        known = self.replicas.get(event.replica_id)
-        if known is None:
-            self.replicas[event.replica_id] = ReplicaLife(event, self.now_s)
-        else:
-            known.again(event)
+        self.replicas.setdefault(event.replica_id, ReplicaLife(event, self.now_s)).again(event)
 
     def _replica_gone(self, event: ev.ReplicaStopped | ev.ReplicaLost) -> None:
         if event.replica_id in self.replicas:

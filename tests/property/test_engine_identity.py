@@ -3,7 +3,8 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.engine_script import Run, Script, draw_script
+from benchmarks.engine_script import Run
+from benchmarks.engine_script_draws import Script, draw_script
 
 SCRIPTS = st.builds(
     draw_script,

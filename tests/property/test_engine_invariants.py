@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.engine_script import HORIZON, Outcome, Run, Script, draw_script
+from benchmarks.engine_script import HORIZON, Outcome, Run
+from benchmarks.engine_script_draws import Script, draw_script
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 2**32)
