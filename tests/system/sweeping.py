@@ -81,9 +81,9 @@ def members(session: int) -> list[int]:
 
 def wait_for(condition, limit_s: float = 10.0) -> bool:
     """Whether it comes true in time."""
-    end = time.monotonic() + limit_s  # noqa: TID251 - of real processes
+    end = time.monotonic() + limit_s
     while not condition():
-        if time.monotonic() > end:  # noqa: TID251
+        if time.monotonic() > end:
             return False
         time.sleep(0.02)
     return True

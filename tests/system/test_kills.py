@@ -74,14 +74,14 @@ def test_interrupted_and_started_again(folder, experiment, undisturbed, everybod
     out = folder / f"interrupted{everybody}"
     process = start(experiment, out, "--jobs", "2")
     at_some_moment(out, rng, process)
-    before = time.monotonic()  # noqa: TID251 - of a real process
+    before = time.monotonic()
     (os.killpg if everybody else os.kill)(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     if process.returncode != 0:  # it was not over before
         assert process.returncode == 130
         assert err.rstrip().endswith("interrupted; what was finished is kept")
         assert "Traceback" not in err
-        assert time.monotonic() - before < 3.0  # noqa: TID251
+        assert time.monotonic() - before < 3.0
     assert wait_for(lambda: not members(process.pid), 3.0), "workers outlive their sweep"
     check_whole(out)
     sweeping.run_to_end(experiment, out, "--jobs", "2")
@@ -98,11 +98,11 @@ def test_an_interrupt_does_not_wait_for_long_cells(folder):
         "parent, resource tracker or fork server, two workers"
     )
     assert wait_for(lambda: any((out / "cells").glob(".*.partial")))
-    before = time.monotonic()  # noqa: TID251
+    before = time.monotonic()
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    assert time.monotonic() - before < 5.0  # noqa: TID251
+    assert time.monotonic() - before < 5.0
     assert wait_for(lambda: not members(process.pid), 3.0)
     assert finished_cells(out) == []
 
