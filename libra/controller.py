@@ -17,7 +17,7 @@ from typing import TypeAlias
 from libra.core.actions import Action
 from libra.core.apply import apply
 from libra.core.events import Event
-from libra.core.ids import ActionId, EndReason, EventSeq
+from libra.core.ids import ActionId, EndReason, EventSeq, Supply
 from libra.core.reduce import reduce
 from libra.core.state import ClusterState
 from libra.core.step import Step
@@ -106,4 +106,6 @@ class Controller:
     def is_stalled(self) -> bool:
         """Trajectories are left, but nothing is under way that could move them: a policy's defect."""
         state = self._state
+        if state.supply is Supply.PUSH and not state.source_exhausted:
+            return False  # the next arrival may be what is waited for
         return bool(state.groups) and not state.num_started_work and state.num_timers == 0

@@ -89,10 +89,12 @@ def apply_sets(document: Document, assignments: Iterable[str]) -> None:
         if not equals or not dotted.strip():
             raise UserError(f"--set {assignment}: write it as key.path=value")
         try:
-            value = yaml.safe_load(text)
+            node = cast(yaml.Node | None, yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
         except yaml.YAMLError as error:
             raise UserError(f"--set {assignment}: the value is not YAML ({_first_line(error)})") from error
-        document.replace(dotted.strip(), value, f"--set {dotted.strip()}")
+        origin = f"--set {dotted.strip()}"
+        value = None if node is None else _Builder(Path(origin), {}).build(node, ())
+        document.replace(dotted.strip(), value, origin)
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, Any], origin: str) -> None:

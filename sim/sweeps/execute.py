@@ -8,11 +8,14 @@ cell that fails leaves one line in `failed/` and the others go on; it is tried a
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -145,29 +148,38 @@ def _results(
                     "a worker process died (out of memory, or killed); finished cells are kept, start again"
                 ) from error
     except BaseException:
+        workers = list((pool._processes or {}).values())  # no public way before Python 3.14
         pool.shutdown(wait=False, cancel_futures=True)
-        _stop_workers(pool)
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            process.join()
         raise
     pool.shutdown()
 
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def _stop_workers(pool: ProcessPoolExecutor) -> None:
-    for process in list((pool._processes or {}).values()):  # no public way before Python 3.14
-        process.terminate()
+def _end_with(sentinel: int) -> None:
+    """A parent that was killed cannot end its workers; they would wait for it, and hold its cells, for ever."""
+    wait([sentinel])
+    os._exit(1)
 
 
 def _note_failure(directory: Path, result: CellResult, cells: list[Cell]) -> None:
     cell = next(cell for cell in cells if cell.name == result.name)
     folder = directory / FAILED
-    folder.mkdir(exist_ok=True)
     row = {"point": dict(cell.point), "seed": cell.seed, "error": result.error}
     part = folder / f".{result.name}.part"
-    part.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, folder / f"{result.name}.json")
+    with suppress(OSError):  # on a full disk the note is lost, which `on_result` tells; the other cells go on
+        folder.mkdir(exist_ok=True)
+        part.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, folder / f"{result.name}.json")
 
 
 def _check_same(file: Path, described: dict[str, Any]) -> None:
