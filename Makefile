@@ -24,7 +24,7 @@ $(STAMPS)/dev: pyproject.toml | $(VENV)/bin/python
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/base
 
 test: lint types  ## lint, types, import contracts, all tests, notebooks
-	$(PY) -m pytest -n 2 tests
+	$(PY) -m pytest -n 2 -rs tests
 	$(PY) -m pytest --nbmake -q notebooks
 
 check: lint types unit  ## the quick gate: under three minutes

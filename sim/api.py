@@ -7,35 +7,44 @@
     sweep.comparison(), sweep.plot_throughput()
 
 A policy is a class (also one defined in a notebook cell), the text `package.module:Class`, or a mapping: what would
-stand under `heterogeneous_rollout.scheduling` in an experiment file. Results without `out` live in a temporary
-folder for as long as the result object does. Mistakes raise `libra.errors.UserError` with one line.
+stand under `heterogeneous_rollout.scheduling` in an experiment file. A class goes by its name from here on, so that
+a sweep's processes and a replay find it again; one that its name no longer leads to is refused, for a comparison of
+a class with itself would look like a tie. Results without `out` live in a temporary folder until the last of their
+objects is gone. Mistakes raise `libra.errors.UserError` with one line.
 """
 
+import hashlib
+import shutil
 import tempfile
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any
 
 import pandas as pd
 
-from libra.config.document import Document, apply_overrides, load_document
-from libra.config.resolve import resolve
+from libra.config.resolve import Resolved, resolve
 from libra.core.ids import EndReason
 from libra.errors import UserError
 from libra.record.metrics import METRICS
 from libra.record.writer import Level
+from sim.cli.host import HostClock, code_hash, git_state
 from sim.config import SimConfig
+from sim.documents import (
+    SCHEDULING,
+    Experiment,
+    Policy,
+    check_level,
+    check_processes,
+    document_of,
+    put_sweep,
+    scheduling_of,
+)
 from sim.results import RunResult, SweepResult
 from sim.simulation import Provenance, simulate
-from sim.sweeps.execute import prepare, run_grid
+from sim.sweeps.execute import CellResult, prepare, run_grid
 from sim.sweeps.grid import expand
-
-Experiment: TypeAlias = str | Path | Mapping[str, Any]
-Policy: TypeAlias = type[Any] | str | Mapping[str, Any]
-SCHEDULING = "heterogeneous_rollout.scheduling"
-
-R = TypeVar("R", RunResult, SweepResult)
 
 
 def run(
@@ -50,23 +59,38 @@ def run(
 ) -> RunResult:
     """Simulate one experiment and return its tables, figures and plots.
 
-    experiment: path of a YAML file, or the experiment itself as a mapping. policy: the router, in place of the
-    experiment's; config: the policy's own fields. set: key path -> value, as `--set` on the command line.
+    experiment: path of a YAML file, name of one in `experiments/`, or the experiment itself as a mapping.
+    policy: the router, in place of the experiment's; config: the policy's own fields. set: key path -> value, as
+    `--set` on the command line. out: run directory to make. record: `summary` keeps the figures only.
+
+    Raises UserError for what a person can mend, a run that stalls included; what a policy raises passes through.
     """
-    document = _document(experiment, set, seed)
+    check_level(record)
+    document = document_of(experiment, set, seed)
     document.tree.pop("sweep", None)
     if policy is not None:
-        document.replace(SCHEDULING, _scheduling(policy, config), "policy=")
+        document.replace(SCHEDULING, scheduling_of(policy, config), "policy=")
     elif config:
         raise UserError("config= needs policy=: it holds the fields of that policy")
     resolved = resolve(document, {"sim": SimConfig})
+    clock = HostClock()
     folder, temporary = _folder(out)
-    reason, _ = simulate(resolved, folder / "run" if temporary else folder, level=record)
-    result = _keep(RunResult(folder / "run" if temporary else folder), temporary)
-    if reason is EndReason.STALLED:
-        raise UserError(
-            "the run stalled: trajectories are left that no policy moves on; does yours place them all?"
+    directory = folder / "run" if temporary else folder
+    try:
+        reason, _ = simulate(
+            resolved, directory, level=record, provenance=_provenance(), host=clock.info, keep_stalled=True
         )
+        result = RunResult(directory)
+    except BaseException:
+        _discard(temporary)
+        raise
+    if reason is EndReason.STALLED:
+        _discard(temporary)
+        kept = "" if temporary else f"; what happened is in {directory}"
+        raise UserError(
+            f"the run stalled: trajectories are left that no policy moves on; does yours place them all?{kept}"
+        )
+    _keep_while(temporary, [result.record])
     return result
 
 
@@ -86,87 +110,113 @@ def sweep(
 
     policies: replaces the experiment's axis `policy`; the first is what the others are compared with unless
     `baseline` names another. The experiment's other axes stay. seeds: a number or a list. jobs: processes; 1 is
-    needed for a class that lives in a notebook. An `out` that holds this sweep is completed, not repeated.
+    needed for a class that lives in a notebook. An `out` that holds this sweep is completed, not repeated; one
+    that was made by other code, that of the policies included, is refused.
+
+    Cells that fail are listed in `SweepResult.failed`, with a warning; UserError if every cell fails.
     """
-    document = _document(experiment, set, None)
-    block = document.tree.setdefault("sweep", {})
-    if policies is not None:
-        axes = {name: points for name, points in block.get("axes", {}).items() if name != "policy"}
-        points = {name: {SCHEDULING: _scheduling(policy, None)} for name, policy in policies.items()}
-        document.replace("sweep.axes", {"policy": points, **axes}, "policies=")
-        document.replace("sweep.baseline", {"policy": baseline or next(iter(policies), "")}, "policies=")
-    if seeds is not None:
-        document.replace("sweep.seeds", seeds if isinstance(seeds, int) else list(seeds), "seeds=")
-    if metric is not None:
-        document.replace("sweep.metric", metric, "metric=")
+    check_level(record)
+    if jobs < 1:
+        raise UserError(f"jobs={jobs}: must be at least 1")
+    document = document_of(experiment, set, None)
+    put_sweep(document, policies, baseline, seeds, metric)
     grid = expand(document)
-    for cell in grid.cells:
-        cell.resolve()
+    resolved = [cell.resolve() for cell in grid.cells]
+    if jobs > 1:
+        check_processes(resolved)
+    known = _provenance()
     folder, temporary = _folder(out)
     directory = folder / "sweep" if temporary else folder
-    prepare(directory, grid, document, "")
-    run_grid(
-        directory,
-        grid,
-        level=record,
-        jobs=jobs,
-        shard=(0, 1),
-        provenance=Provenance(),
-        on_result=lambda result: None,
-    )
-    return _keep(SweepResult(directory), temporary)
+    failed: list[CellResult] = []
+
+    def on_result(result: CellResult) -> None:
+        if result.error:
+            failed.append(result)
+
+    try:
+        prepare(directory, grid, document, _hash_with_policies(known.code_hash, resolved))
+        outcome = run_grid(
+            directory, grid, level=record, jobs=jobs, shard=(0, 1), provenance=known, on_result=on_result
+        )
+        if failed and outcome.num_failed == outcome.num_cells:
+            raise UserError(f"every cell failed; the first: {failed[0].error}")
+        result = SweepResult(directory)
+    except BaseException:
+        _discard(temporary)
+        raise
+    _keep_while(temporary, [result, *(cell.record for cell in result.runs({}))])
+    if failed:
+        warnings.warn(
+            f"{len(failed)} of {outcome.num_cells} cells failed; the first: {failed[0].name}: {failed[0].error}",
+            stacklevel=2,
+        )
+    return result
 
 
-def compare(results: Mapping[str, RunResult], baseline: str | None = None) -> pd.DataFrame:
+def compare(
+    first: Mapping[str, RunResult] | RunResult, *others: RunResult, baseline: str | None = None
+) -> pd.DataFrame:
     """Figures of several runs side by side: a row a metric, a column a run, and its difference in percent.
 
-    The first run is the baseline unless another is named. Runs of one seed each say nothing about how sure a
-    difference is; `sim.sweep` over several seeds does.
+    Give `{name: run}`, or the runs one after another, which are then called a, b, c, ... The first run is the
+    baseline unless another is named. Differences from a baseline of 0 are nan. Runs of one seed each say nothing
+    about how sure a difference is; `sim.sweep` over several seeds does.
     """
+    if isinstance(first, RunResult):
+        results = {chr(ord("a") + i): result for i, result in enumerate((first, *others))}
+    elif others:
+        raise UserError("compare: give one mapping {name: result}, or runs one after another, not both")
+    else:
+        results = dict(first)
     if not results:
         raise UserError("compare: give at least one run, as {name: result}")
     base = baseline if baseline is not None else next(iter(results))
     if base not in results:
         raise UserError(f"compare: there is no run {base!r}; there are {', '.join(results)}")
-    frame = pd.DataFrame({name: result.summary for name, result in results.items()})
+    order = dict.fromkeys(metric for result in results.values() for metric in result.summary.index)
+    frame = pd.DataFrame({name: result.summary.reindex(list(order)) for name, result in results.items()})
+    reference = frame[base].where(frame[base] != 0)
     for name in results:
         if name != base:
-            frame[f"{name} against {base} [%]"] = 100 * (frame[name] / frame[base] - 1)
+            frame[f"{name} against {base} [%]"] = 100 * (frame[name] - frame[base]) / reference.abs()
     frame.insert(0, "unit", [METRICS[m].unit if m in METRICS else "" for m in frame.index])
     return frame
 
 
-def _document(experiment: Experiment, overrides: Mapping[str, Any] | None, seed: int | None) -> Document:
-    if isinstance(experiment, Mapping):
-        document = Document(dict(experiment)).copy()
-    else:
-        document = load_document(Path(experiment))
-    apply_overrides(document, overrides or {}, "set=")
-    if seed is not None:
-        document.replace("seed", seed, "seed=")
-    return document
+def _provenance() -> Provenance:
+    commit, dirty = git_state()
+    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash())
 
 
-def _scheduling(policy: Policy, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(policy, Mapping):
-        return {**policy, **(config or {})}
-    if isinstance(policy, type):
-        if "<locals>" in policy.__qualname__:
-            raise UserError(
-                f"{policy.__qualname__}: define the class at the top of a module or notebook cell"
-            )
-        policy = f"{policy.__module__}:{policy.__qualname__}"
-    return {"scheduler_type": policy, **(config or {})}
+def _hash_with_policies(code: str, resolved: Iterable[Resolved]) -> str:
+    """The code's hash with that of every policy of the sweep: an edited notebook class is other code."""
+    sources = sorted({digest for one in resolved for digest in one.policy_hashes().values()})
+    return hashlib.sha256("".join([code, *sources]).encode()).hexdigest()
 
 
-def _folder(out: str | Path | None) -> tuple[Path, "tempfile.TemporaryDirectory[str] | Literal[False]"]:
+def _folder(out: str | Path | None) -> tuple[Path, Path | None]:
+    """Where to write, and the same once more if it is temporary."""
     if out is not None:
-        return Path(out), False
-    temporary = tempfile.TemporaryDirectory(prefix="libra-")
-    return Path(temporary.name), temporary
+        return Path(out), None
+    temporary = Path(tempfile.mkdtemp(prefix="libra-"))
+    return temporary, temporary
 
 
-def _keep(result: R, temporary: "tempfile.TemporaryDirectory[str] | Literal[False]") -> R:
-    if temporary:
-        weakref.finalize(result, temporary.cleanup)
-    return result
+def _discard(temporary: Path | None) -> None:
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _keep_while(temporary: Path | None, holders: Sequence[object]) -> None:
+    """Remove the folder with the last of the objects that read from it, or at the end of the process."""
+    if temporary is None:
+        return
+    alive = set(range(len(holders)))
+
+    def release(number: int) -> None:
+        alive.discard(number)
+        if not alive:
+            _discard(temporary)
+
+    for number, holder in enumerate(holders):
+        weakref.finalize(holder, release, number)

@@ -40,6 +40,10 @@ _MAY_END = frozenset(
         ev.SourceExhausted,
         ev.WeightsLoaded,
         ev.ActionFailed,
+        ev.ReplicaLost,
+        ev.ReplicaStopped,
+        ev.ReplicaDrained,
+        ev.TimerFired,
     }
 )
 """Events after which the run may be over, or stuck."""

@@ -7,15 +7,11 @@ cell that fails leaves one line in `failed/` and the others go on; it is tried a
 
 import json
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from libra.errors import UserError
 from libra.record.writer import Level
 from sim.simulation import Provenance, simulate
 from sim.sweeps.grid import Cell, Grid
+from sim.sweeps.workers import worker_pool
 
 SWEEP_FILE = "sweep.json"
 CELLS, FAILED = "cells", "failed"
@@ -133,10 +130,7 @@ def _results(
         for cell in todo:
             yield run_cell(directory, cell, level, provenance)
         return
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["sim.sweeps.execute"])
-    pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context, initializer=_start_worker)
-    try:
+    with worker_pool(min(jobs, len(todo)), preload="sim.sweeps.execute") as pool:
         futures: dict[Future[CellResult], Cell] = {
             pool.submit(run_cell, directory, cell, level, provenance): cell for cell in todo
         }
@@ -147,28 +141,6 @@ def _results(
                 raise UserError(
                     "a worker process died (out of memory, or killed); finished cells are kept, start again"
                 ) from error
-    except BaseException:
-        workers = list((pool._processes or {}).values())  # no public way before Python 3.14
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in workers:
-            process.terminate()
-        for process in workers:
-            process.join()
-        raise
-    pool.shutdown()
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its workers
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    """A parent that was killed cannot end its workers; they would wait for it, and hold its cells, for ever."""
-    wait([sentinel])
-    os._exit(1)
 
 
 def _note_failure(directory: Path, result: CellResult, cells: list[Cell]) -> None:

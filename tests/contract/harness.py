@@ -3,13 +3,21 @@
 A world is put to the tests by a subclass of `World`; nothing else here or in the tests knows which one it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from libra.core import actions as act
 from libra.core import events as ev
 from libra.core.actions import CLOSING_EVENTS
-from libra.core.ids import NO_ACTION, ActionId, DropReason, ReplicaId, TrajectoryId, WeightVersion
+from libra.core.ids import (
+    NO_ACTION,
+    ActionId,
+    DropReason,
+    FailureKind,
+    ReplicaId,
+    TrajectoryId,
+    WeightVersion,
+)
 from libra.ports import Ports, dispatch
 from tests.contract import script
 
@@ -152,3 +160,28 @@ class World:
     def publish(self, version: int = 1) -> ActionId:
         """Publish a version that was trained."""
         return self.send(act.PublishWeights(WeightVersion(version), ""))
+
+
+def kinds(events: Iterable[ev.Event]) -> list[type]:
+    """Their types."""
+    return [type(event) for event in events]
+
+
+def generating(world: World, *trajectories: int, replica: int = 0) -> list[ActionId]:
+    """Turns that have produced tokens for a while."""
+    world.begin(*trajectories)
+    ids = [world.submit(i, replica) for i in trajectories]
+    world.wait(1.0)
+    assert not any(world.closing(i) for i in ids)
+    return ids
+
+
+def assert_failed(event: ev.Event, kind: FailureKind, what: type = ev.ActionFailed) -> None:
+    """It is a failure of this kind."""
+    assert (type(event), getattr(event, "kind", None)) == (what, kind)
+
+
+def publish(world: World, version: int = 1) -> None:
+    """Train and publish."""
+    world.end_of(world.train(version - 1))
+    world.end_of(world.publish(version))
