@@ -79,16 +79,6 @@ class ClusterState:
         """Trajectories in a place (for TRAINED and DROPPED: over the whole run)."""
         return self.counts[place]
 
-    def oldest_version(self, *, excluding: frozenset[GroupId] = frozenset()) -> WeightVersion | None:
-        """Oldest first-token version among live groups but those named."""
-        oldest: WeightVersion | None = None
-        for group_id, group in self.groups.items():
-            if group.num_started and group_id not in excluding:
-                version = group.version_first
-                if version >= 0 and (oldest is None or version < oldest):
-                    oldest = version
-        return oldest
-
     def tp_degrees(self) -> tuple[int, ...]:
         """TP degrees of ready replicas, ascending."""
         return tuple(tp for tp, index in sorted(self._resident.items()) if len(index))

@@ -235,10 +235,6 @@ class ClusterView(Protocol):
         """Trajectories in a place."""
         ...
 
-    def oldest_version(self, *, excluding: frozenset[GroupId] = frozenset()) -> WeightVersion | None:
-        """Oldest first-token version among live groups but those named; `None` where no token exists."""
-        ...
-
     def tp_degrees(self) -> tuple[int, ...]:
         """TP degrees of the replicas that are ready, ascending."""
         ...

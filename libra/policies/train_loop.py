@@ -3,8 +3,8 @@
 A step takes `batch_size // n_samples` complete groups, those with the oldest tokens first. Before it starts the
 policy makes sure that nothing still under way would thereby exceed `max_head_offpolicyness`:
 
-    wait   the step waits until the trajectories that would become too old have finished (nothing is lost;
-           with a bound of 0 this is synchronous training);
+    wait   the step waits until those have finished for whom the steps to come would be too late (nothing is
+           lost; with a bound of 0 this is synchronous training);
     drop   the step starts; groups that are then too old are given up, in flight or not.
 
 A group in which fewer than `min_group_size` trajectories finished has no advantage to learn from and is given
@@ -136,11 +136,25 @@ class TrainLoop:
             return list(complete.values()) if over else []
         oldest_first = sorted(complete.values(), key=lambda group: group.version_first)
         batch = oldest_first[: self._groups_per_step]
-        if self._config.on_stale == "wait":
-            rest = view.oldest_version(excluding=frozenset(group.group_id for group in batch))
-            if rest is not None and rest < view.trainer.version + 1 - self._config.max_head_offpolicyness:
-                return []
+        if self._config.on_stale == "wait" and not self._rest_stays_fresh(batch, view):
+            return []
         return batch
+
+    def _rest_stays_fresh(self, batch: list[GroupView], view: ClusterView) -> bool:
+        """Whether all groups under way could still be consumed in time, oldest first, after a step on `batch`.
+
+        Looking at the next step only is not enough: younger groups may overtake until more old ones are left than
+        the steps before their limit can take, and then no step is allowed any more.
+        """
+        taken = {group.group_id for group in batch}
+        serving = view.serving_version
+        versions = sorted(
+            group.version_first if group.version_first >= 0 else serving
+            for group_id, group in view.groups.items()
+            if group.num_started and group_id not in taken
+        )
+        first = view.trainer.version + 1 - self._config.max_head_offpolicyness
+        return all(first + k // self._groups_per_step <= oldest for k, oldest in enumerate(versions))
 
     def _loads(self, view: ClusterView) -> Iterator[Action]:
         target = view.trainer.published_version

@@ -1,0 +1,50 @@
+"""No setting of staleness, batch and length may leave a run with nobody to move it on."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from libra.config.document import Document
+from libra.config.resolve import resolve
+from libra.core.ids import EndReason
+from sim.config import SimConfig
+from sim.simulation import simulate
+
+
+def end_of(directory, preset, seed, bound, steps):
+    tree = {
+        "name": "progress",
+        "seed": seed,
+        "hardware_config": "H100",
+        "model_arch_config": "Qwen3-8B",
+        "cluster": {"num_nodes": 2},
+        "train_gpus": 8,
+        "batch_size": 32,
+        "n_samples": 4,
+        "total_steps": steps,
+        "max_concurrent_rollouts": 96,
+        "max_head_offpolicyness": bound,
+        "heterogeneous_rollout": {"instances": [{"tp": 4}, {"tp": 2}, {"tp": 1, "count": 2}]},
+        "workload": {"kind": "preset", "preset": preset, "num_prompts": 96, "max_context_tokens": 16384},
+    }
+    reason, figures = simulate(
+        resolve(Document(tree), {"sim": SimConfig}), directory, level="summary", overwrite=True
+    )
+    assert figures["staleness_max"] <= bound
+    return reason
+
+
+PRESETS = ["search_r1", "dapo_math", "tau_dialogue", "r2e_gym"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(preset=st.sampled_from(PRESETS), seed=st.integers(0, 999), bound=st.integers(0, 5))
+def test_a_trainer_that_waits_is_never_left_waiting(tmp_path_factory, preset, seed, bound):
+    directory = tmp_path_factory.mktemp("progress") / "run"
+    assert end_of(directory, preset, seed, bound, 10) is EndReason.STEPS_DONE
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_younger_groups_do_not_crowd_out_old_ones(tmp_path, seed):
+    """Looking one step ahead stalled here after two of four steps."""
+    assert end_of(tmp_path / "run", "search_r1", seed, 2, 8) is EndReason.STEPS_DONE
