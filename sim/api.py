@@ -13,18 +13,17 @@ a class with itself would look like a tie. Results without `out` live in a tempo
 objects is gone. Mistakes raise `libra.errors.UserError` with one line.
 """
 
-import hashlib
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from libra.config.resolve import Resolved, resolve
+from libra.config.resolve import resolve
 from libra.core.ids import EndReason
 from libra.errors import UserError
 from libra.record.metrics import METRICS
@@ -44,7 +43,7 @@ from sim.documents import (
 from sim.results import RunResult, SweepResult
 from sim.simulation import Provenance, simulate
 from sim.sweeps.execute import CellResult, prepare, run_grid
-from sim.sweeps.grid import expand
+from sim.sweeps.grid import expand, hash_with_policies
 
 
 def run(
@@ -134,7 +133,7 @@ def sweep(
             failed.append(result)
 
     try:
-        prepare(directory, grid, document, _hash_with_policies(known.code_hash, resolved))
+        prepare(directory, grid, document, hash_with_policies(known.code_hash, resolved))
         outcome = run_grid(
             directory, grid, level=record, jobs=jobs, shard=(0, 1), provenance=known, on_result=on_result
         )
@@ -186,12 +185,6 @@ def compare(
 def _provenance() -> Provenance:
     commit, dirty = git_state()
     return Provenance(commit=commit, dirty=dirty, code_hash=code_hash())
-
-
-def _hash_with_policies(code: str, resolved: Iterable[Resolved]) -> str:
-    """The code's hash with that of every policy of the sweep: an edited notebook class is other code."""
-    sources = sorted({digest for one in resolved for digest in one.policy_hashes().values()})
-    return hashlib.sha256("".join([code, *sources]).encode()).hexdigest()
 
 
 def _folder(out: str | Path | None) -> tuple[Path, Path | None]:

@@ -16,7 +16,7 @@ from sim.cli.host import HostClock, code_hash, cpu_count, git_state
 from sim.config import SimConfig
 from sim.simulation import Provenance, build_world, simulate
 from sim.sweeps.execute import CellResult, prepare, run_grid
-from sim.sweeps.grid import expand
+from sim.sweeps.grid import expand, hash_with_policies
 
 
 def load(args: argparse.Namespace) -> Document:
@@ -74,7 +74,7 @@ def sweep(args: argparse.Namespace) -> int:
     if args.fresh:
         _remove(directory, "sweep.json")
     known = provenance()
-    prepare(directory, grid, document, known.code_hash)
+    prepare(directory, grid, document, hash_with_policies(known.code_hash, resolved))
     errors: list[CellResult] = []
     with tqdm(
         total=len(grid.cells[shard[0] :: shard[1]]), unit="cell", smoothing=0.1, file=sys.stderr

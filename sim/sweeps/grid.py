@@ -4,8 +4,9 @@ All cells of a seed draw the same workload and faults (common random numbers), b
 seed and their own names only. Every cell is validated before the first one runs.
 """
 
+import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
@@ -76,6 +77,12 @@ def expand(document: Document) -> Grid:
             cells.append(Cell(_cell_name(point, seed, document), point, seed, own))
     names = {axis: list(named) for axis, named in points.items()}
     return Grid(config, names, seeds, _baseline(config, names, document), cells)
+
+
+def hash_with_policies(code_hash: str, resolved: Iterable[Resolved]) -> str:
+    """The code's hash with that of every policy of the sweep: an edited policy is other code."""
+    sources = sorted({digest for one in resolved for digest in one.policy_hashes().values()})
+    return hashlib.sha256("".join([code_hash, *sources]).encode()).hexdigest()
 
 
 def _points(axis: str, given: Any, document: Document) -> dict[str, dict[str, Any]]:
