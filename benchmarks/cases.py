@@ -74,6 +74,19 @@ def replica_cost(tp: int) -> ReplicaCost:
     )
 
 
+def replica_parts(tp: int) -> tuple[EngineSpec, CostTable]:
+    """Settings and step times of a replica of `tp` GPUs."""
+    cost = replica_cost(tp)
+    spec = EngineSpec(
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        num_blocks=cost.kv_capacity_tokens // BLOCK_SIZE,
+    )
+    return spec, CostTable.from_cost(cost, spec.max_num_seqs)
+
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -158,15 +171,8 @@ class CaseRun:
         self.num_events = 0
 
     def _engine(self, kind: str, index: int, tp: int) -> Engine:
-        cost = replica_cost(tp)
-        spec = EngineSpec(
-            max_num_seqs=256,
-            max_num_batched_tokens=2048,
-            max_model_len=MAX_MODEL_LEN,
-            block_size=BLOCK_SIZE,
-            num_blocks=cost.kv_capacity_tokens // BLOCK_SIZE,
-        )
-        return make_engine(kind, self.clock, index, spec, CostTable.from_cost(cost, 256), self._on_end)
+        spec, costs = replica_parts(tp)
+        return make_engine(kind, self.clock, index, spec, costs, self._on_end)
 
     def run(self) -> None:
         """Simulate to the end."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from benchmarks.cases import BLOCK_SIZE, GROUP_SIZE, MAX_MODEL_LEN, TPS_48, draw, replica_cost
+from benchmarks.cases import GROUP_SIZE, TPS_48, draw, replica_parts
 from libra.controller import Controller, ControllerConfig
 from libra.core.ids import EndReason, NodeId, ReplicaId, Supply
 from libra.core.streams import stream
@@ -28,7 +28,6 @@ from libra.workloads.table import Chunk
 from sim.clock import TICKS_PER_S
 from sim.config import SimConfig
 from sim.driver import SimDriver, World
-from sim.engine.base import CostTable, EngineSpec
 from sim.world.engines import ReplicaPlan
 
 CHUNK_TRAJECTORIES: Final = 2048
@@ -145,15 +144,7 @@ def build(case: StackCase, engine: str, record: Any) -> SimDriver:
 
 
 def _plan(index: int, tp: int) -> ReplicaPlan:
-    cost = replica_cost(tp)
-    spec = EngineSpec(
-        max_num_seqs=256,
-        max_num_batched_tokens=2048,
-        max_model_len=MAX_MODEL_LEN,
-        block_size=BLOCK_SIZE,
-        num_blocks=cost.kv_capacity_tokens // BLOCK_SIZE,
-    )
-    table = CostTable.from_cost(cost, 256)
+    spec, table = replica_parts(tp)
     second = TICKS_PER_S
     return ReplicaPlan(ReplicaId(index), tp, NodeId(index // 8), spec, table, table, 2 * second, 30 * second)
 

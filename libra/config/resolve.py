@@ -19,6 +19,7 @@ from libra.core.streams import stream
 from libra.errors import UserError
 from libra.policies.base import SHARED_SETTINGS, Policy
 from libra.policies.registry import PolicyEntry, Role, find_policy, source_of
+from libra.record.manifest import config_sha256
 
 PRIVATE_BLOCKS: Final = ("sim", "executor", "sweep")
 """Blocks that belong to one program; the others leave them unread."""
@@ -70,8 +71,8 @@ class Resolved:
         return tree
 
     def config_hash(self) -> str:
-        """SHA-256 of the resolved values."""
-        return hash_tree(self.tree())
+        """SHA-256 of the resolved values, as the manifest has it."""
+        return config_sha256(self.tree())
 
     def origins(self) -> list[tuple[str, Any, str]]:
         """(key path, value, where it came from) of every leaf, for `--show-config`."""
@@ -106,14 +107,10 @@ class Resolved:
         return Controller(config, self.build_policies())
 
 
-def resolve(
-    document: Document,
-    blocks: Mapping[str, type[Any]],
-    routing: PolicyEntry | None = None,
-) -> Resolved:
+def resolve(document: Document, blocks: Mapping[str, type[Any]]) -> Resolved:
     """Validate a document. `blocks`: private blocks to read, with their dataclasses; the others are ignored.
 
-    `routing` puts a policy class in the place of the one that the document names. Raises UserError.
+    Raises UserError.
     """
     tree = dict(document.tree)
     private: dict[str, Any] = {}
@@ -124,8 +121,7 @@ def resolve(
     experiment = validate(ExperimentConfig, tree, document)
     policies: dict[Role, ChosenPolicy] = {}
     for role, section in _SECTIONS.items():
-        given = routing if role == "routing" else None
-        policies[role] = _choose(role, section, _get(experiment, section), experiment, document, given)
+        policies[role] = _choose(role, section, _get(experiment, section), experiment, document)
     return Resolved(experiment, policies, private, document)
 
 
@@ -161,21 +157,17 @@ def _choose(
     given: dict[str, Any],
     experiment: ExperimentConfig,
     document: Document,
-    replacement: PolicyEntry | None,
 ) -> ChosenPolicy:
     own = dict(given)
     key = _kind_key(role)
     kind = own.pop(key, None)
     place = ".".join(map(str, section))
-    if replacement is not None:
-        entry, own = replacement, {}
-    else:
-        if not isinstance(kind, str):
-            raise UserError(f"{document.origin(section)}: {place}.{key} must name a policy")
-        try:
-            entry = find_policy(role, kind)
-        except UserError as error:
-            raise UserError(f"{document.origin((*section, key))}: {place}.{key}: {error}") from error
+    if not isinstance(kind, str):
+        raise UserError(f"{document.origin(section)}: {place}.{key} must name a policy")
+    try:
+        entry = find_policy(role, kind)
+    except UserError as error:
+        raise UserError(f"{document.origin((*section, key))}: {place}.{key}: {error}") from error
     declared = {field.name for field in dataclasses.fields(entry.config)}
     for name in own:
         at = f"{document.origin((*section, name))}: {place}.{name}"

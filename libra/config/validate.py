@@ -10,9 +10,10 @@ import difflib
 import json
 import types
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from libra.config.document import Document, KeyPath
@@ -42,7 +43,7 @@ def validate(target: type[T], tree: Any, document: Document, place: KeyPath = ()
 
     Raises UserError for the first thing that does not fit.
     """
-    model = create_model("Root", __config__=_STRICT, root=(target, ...))
+    model = _model_of(target)
     try:
         text = json.dumps({"root": tree})
     except TypeError as error:
@@ -54,6 +55,12 @@ def validate(target: type[T], tree: Any, document: Document, place: KeyPath = ()
     except UserError as error:  # from a dataclass's own checks; it starts with the key path
         path = tuple(str(error).partition(":")[0].split("."))
         raise UserError(f"{document.origin(path)}: {error}") from None
+
+
+@cache
+def _model_of(target: type[Any]) -> type[BaseModel]:
+    """The validating model of a dataclass: made once, for making it costs far more than using it."""
+    return create_model("Root", __config__=_STRICT, root=(target, ...))
 
 
 def _explain(target: Any, errors: Sequence[ErrorDetails], document: Document, place: KeyPath) -> str:

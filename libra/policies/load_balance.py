@@ -5,6 +5,7 @@ takes the next in turn; `weighted` takes the one with the least load for its wei
 With `sticky` a trajectory stays with the replica that served it, where its prefix is cached.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -45,7 +46,8 @@ class LoadBalance:
     def __init__(self, config: LoadBalanceConfig, rng: np.random.Generator) -> None:
         self._config = config
         self._placement = Placement(self._choose)
-        self._last = -1
+        self._last = ReplicaId(-1)
+        self._ids: list[ReplicaId] = []  # of all replicas, rising
         self._pick = {
             "least_connections": self._least,
             "round_robin": self._next_in_turn,
@@ -85,9 +87,12 @@ class LoadBalance:
         return None if best is None else (best[1], "least load for its weight")
 
     def _next_in_turn(self, view: ClusterView) -> tuple[ReplicaId, str] | None:
-        ids = sorted(view.replicas)
-        later = [i for i in ids if i > self._last]
-        for replica_id in later + ids:
+        if len(self._ids) != len(view.replicas):  # replicas are added, never taken off the list
+            self._ids = sorted(view.replicas)
+        ids = self._ids
+        first = bisect_right(ids, self._last)
+        for offset in range(len(ids)):
+            replica_id = ids[(first + offset) % len(ids)]
             replica = view.replicas[replica_id]
             load = replica.num_resident if self._config.sticky else replica.num_turns
             if replica.status is ReplicaStatus.READY and load < self._config.max_queue_length:

@@ -6,11 +6,11 @@ reads neither clock nor environment.
 """
 
 import hashlib
-import inspect
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isnan, nan
 from pathlib import Path
@@ -28,8 +28,8 @@ RECORDED_PACKAGES: Final = ("libra-rl", "numpy", "pandas", "pyarrow", "pydantic"
 class RunInfo:
     """What the driver tells about a run.
 
-    config: the resolved configuration, plain values. commit, dirty: of the working tree. policies: name to
-    `source_hash`. calibration_id: of the cost coefficients used. packages: see `package_versions`.
+    config: the resolved configuration, plain values. commit, dirty: of the working tree. policies: role to
+    SHA-256 of the policy's source. calibration_id: of the cost coefficients used. packages: see `package_versions`.
     code_hash: of the sources that ran. cell: point and seed in a sweep, None outside of one.
     """
 
@@ -66,22 +66,23 @@ def config_sha256(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(config).encode()).hexdigest()
 
 
-def source_hash(component: type) -> str:
-    """SHA-256 of the source of the module that defines `component` (a policy class)."""
-    module = inspect.getmodule(component)
-    assert module is not None, component
-    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
-
-
 def package_versions(names: Iterable[str] = RECORDED_PACKAGES) -> dict[str, str]:
     """Installed versions, `python` first; packages that are not installed are left out."""
     found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+        installed = _installed_version(name)
+        if installed is not None:
+            found[name] = installed
     return found
+
+
+@cache
+def _installed_version(name: str) -> str | None:
+    """Read from disk once a process: a sweep writes a manifest per cell."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def file_sha256(path: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from libra.config.document import Document
-from libra.config.resolve import resolve
+from libra.config.resolve import ChosenPolicy, resolve
 from libra.controller import Controller
 from libra.errors import UserError
 from libra.policies.load_balance import LoadBalance
@@ -98,7 +98,9 @@ def test_each_policy_has_a_random_stream_of_its_own():
     # The annotations name a local class, so the entry is made by hand.
     entry = dataclasses.replace(BUILT_IN["routing", "load_balance"], policy=Draws, config=Config)
     for seed in (0, 0, 1):
-        resolve(Document(TREE | {"seed": seed}), {"sim": SimConfig}, routing=entry).build_policies()
+        known = resolve(Document(TREE | {"seed": seed}), {"sim": SimConfig})
+        policies = {**known.policies, "routing": ChosenPolicy(entry, Config())}
+        dataclasses.replace(known, policies=policies).build_policies()
     assert drawn[0] == drawn[1] != drawn[2]
 
 

@@ -6,8 +6,9 @@ import inspect
 import pytest
 
 from libra.core import streams
+from libra.policies.registry import PolicyEntry, source_of
 from libra.record import manifest
-from libra.record.manifest import RunInfo, canonical_json, config_sha256, package_versions, source_hash
+from libra.record.manifest import RunInfo, canonical_json, config_sha256, package_versions
 
 
 def test_hash_of_a_config_does_not_depend_on_the_order_of_keys():
@@ -23,8 +24,10 @@ def test_a_config_with_nan_is_refused():
 
 def test_source_hash_is_that_of_the_file():
     text = inspect.getsource(manifest)
-    assert source_hash(RunInfo) == hashlib.sha256(text.encode()).hexdigest()
-    assert source_hash(RunInfo) != hashlib.sha256(inspect.getsource(streams).encode()).hexdigest()
+    entry = PolicyEntry("a policy", "routing", RunInfo, RunInfo)
+    hashed = hashlib.sha256(source_of(entry).encode()).hexdigest()
+    assert hashed == hashlib.sha256(text.encode()).hexdigest()
+    assert hashed != hashlib.sha256(inspect.getsource(streams).encode()).hexdigest()
 
 
 def test_package_versions_skip_what_is_not_there():
