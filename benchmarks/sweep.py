@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from libra.config.document import Document
-from sim.cli.host import cpu_count
+from libra.host import cpu_count
 from sim.simulation import Provenance
 from sim.sweeps.execute import prepare, run_grid
 from sim.sweeps.grid import expand

@@ -18,11 +18,14 @@ from libra.core.actions import Action
 from libra.core.apply import apply
 from libra.core.events import Event
 from libra.core.ids import ActionId, EndReason, EventSeq, Supply
+from libra.core.invariants import InvariantViolation
 from libra.core.reduce import reduce
 from libra.core.state import ClusterState
 from libra.core.step import Step
 from libra.core.views import ClusterView
 from libra.policies.base import Policy
+from libra.policies.failure import asking, ignored_by, policy_error
+from libra.policies.guard import Guard
 
 _NONE: tuple[Action, ...] = ()
 
@@ -34,7 +37,8 @@ class ControllerConfig:
     """What the controller itself has to know.
 
     training: trajectories are consumed by a trainer. total_steps: the run ends after this train step.
-    max_head_offpolicyness: the bound of invariant I5. debug: recount all totals after every step.
+    max_head_offpolicyness: the bound of invariant I5. debug: recount all totals after every step, and watch that no
+    policy writes to its view (I10).
     """
 
     training: bool
@@ -64,7 +68,8 @@ class Controller:
     def handle(self, now: float, event: Event) -> Step:
         """Take in one event at `now` seconds since the start of the run.
 
-        Raises InvariantViolation when the event, or a policy's answer to it, breaks a numbered invariant.
+        Raises InvariantViolation when the event, or a policy's answer to it, breaks a numbered invariant, and
+        PolicyError when a policy raises anything else or answers with something that is no action.
         """
         state = self._state
         reduce(state, now, event)
@@ -74,15 +79,23 @@ class Controller:
         if asked is None:
             asked = self._asked[type(event)] = self._who_answers(type(event))
         for on_event in asked:
-            actions = on_event(now, event, state)
-            if actions == ():
-                continue
-            if taken is None:
-                taken = []
-            for action in actions:
-                apply(state, ActionId(action_id), action)
-                action_id += 1
-                taken.append(action)
+            try:
+                actions = on_event(now, event, state)
+                if actions == ():
+                    continue
+                if taken is None:
+                    taken = []
+                for action in actions:
+                    apply(state, ActionId(action_id), action)
+                    action_id += 1
+                    taken.append(action)
+            except KeyboardInterrupt:
+                raise
+            except InvariantViolation as error:
+                error.add_note(asking(_policy_of(on_event), self._next_seq, now, event))
+                raise
+            except BaseException as error:  # SystemExit too: a policy does not end the program
+                raise policy_error(error, _policy_of(on_event), self._next_seq, now, event) from error
         seq = self._next_seq
         self._next_seq = seq + 1
         self._next_action_id = action_id
@@ -91,8 +104,16 @@ class Controller:
         return Step(EventSeq(seq), now, event, ActionId(first), _NONE if taken is None else taken)
 
     def _who_answers(self, event_type: type) -> list[OnEvent]:
-        nothing: frozenset[type] = frozenset()
-        return [p.on_event for p in self._policies if event_type not in getattr(p, "ignores", nothing)]
+        asked = [p for p in self._policies if event_type not in ignored_by(p)]
+        if self._config.debug:
+            return [Guard(policy, self._state) for policy in asked]
+        return [policy.on_event for policy in asked]
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is under way, or the last step is done: worth asking `end_reason` and `is_stalled`. Cheap."""
+        state = self._state
+        return not state.num_started_work or state.trainer.version >= self._config.total_steps
 
     def end_reason(self) -> EndReason | None:
         """Why the run is over, if it is: its last step is done, or nothing is left to do."""
@@ -104,8 +125,19 @@ class Controller:
         return None
 
     def is_stalled(self) -> bool:
-        """Trajectories are left, but nothing is under way that could move them: a policy's defect."""
+        """The run is not over, and nothing is under way that could move it on: a policy's defect.
+
+        Ask when every event at hand has been handled. A driver that polls asks after a poll, since a policy may
+        act on one.
+        """
         state = self._state
+        if state.num_started_work or state.num_timers:
+            return False
         if state.supply is Supply.PUSH and not state.source_exhausted:
             return False  # the next arrival may be what is waited for
-        return bool(state.groups) and not state.num_started_work and state.num_timers == 0
+        return bool(state.groups) or not state.source_exhausted
+
+
+def _policy_of(on_event: OnEvent) -> object:
+    """The policy that a bound method belongs to; a plain function stands for itself."""
+    return getattr(on_event, "__self__", on_event)

@@ -50,11 +50,14 @@ class EnvironmentPort(Protocol):
     """
 
     def start(self, action_id: ActionId, action: StartTrajectory) -> None:
-        """Ends as `TrajectoryStarted` or `ActionFailed`."""
+        """Ends as `TrajectoryStarted` or `ActionFailed`, also where the trajectory is dropped meanwhile."""
         ...
 
     def drop(self, action: DropTrajectory) -> None:
-        """Tear the episode down. No event follows, also not from a tool call under way."""
+        """Tear the episode down. No event follows, also not from a tool call under way.
+
+        Only a start under way still ends, in the way that comes first: bringing up cannot always be called off.
+        """
         ...
 
 

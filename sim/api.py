@@ -26,9 +26,9 @@ import pandas as pd
 from libra.config.resolve import resolve
 from libra.core.ids import EndReason
 from libra.errors import UserError
+from libra.host import HostClock, code_hash, git_state
 from libra.record.metrics import METRICS
 from libra.record.writer import Level
-from sim.cli.host import HostClock, code_hash, git_state
 from sim.config import SimConfig
 from sim.documents import (
     SCHEDULING,
@@ -40,10 +40,11 @@ from sim.documents import (
     put_sweep,
     scheduling_of,
 )
+from sim.endings import cells_cut_off, cut_off_message
 from sim.results import RunResult, SweepResult
-from sim.simulation import Provenance, simulate
-from sim.sweeps.execute import CellResult, prepare, run_grid
-from sim.sweeps.grid import expand, hash_with_policies
+from sim.simulation import PACKAGES, Provenance, simulate
+from sim.sweeps.execute import CELLS, CellResult, prepare, run_grid
+from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
 
 def run(
@@ -62,7 +63,9 @@ def run(
     policy: the router, in place of the experiment's; config: the policy's own fields. set: key path -> value, as
     `--set` on the command line. out: run directory to make. record: `summary` keeps the figures only.
 
-    Raises UserError for what a person can mend, a run that stalls included; what a policy raises passes through.
+    Raises UserError for what a person can mend, a run that stalls or drops everything included; PolicyError,
+    with what was raised as its cause, for a policy that fails. A run that was cut off at `sim.max_sim_s` is
+    returned with a warning.
     """
     check_level(record)
     document = document_of(experiment, set, seed)
@@ -75,20 +78,25 @@ def run(
     clock = HostClock()
     folder, temporary = _folder(out)
     directory = folder / "run" if temporary else folder
+    problems: list[str] = []
     try:
         reason, _ = simulate(
-            resolved, directory, level=record, provenance=_provenance(), host=clock.info, keep_stalled=True
+            resolved,
+            directory,
+            level=record,
+            provenance=_provenance(),
+            host=clock.info,
+            on_problem=problems.append,
         )
         result = RunResult(directory)
     except BaseException:
         _discard(temporary)
         raise
-    if reason is EndReason.STALLED:
+    if problems and reason is not EndReason.TIME_LIMIT:
         _discard(temporary)
-        kept = "" if temporary else f"; what happened is in {directory}"
-        raise UserError(
-            f"the run stalled: trajectories are left that no policy moves on; does yours place them all?{kept}"
-        )
+        raise UserError(problems[0] if temporary else f"{problems[0]}; what happened is in {directory}")
+    if problems:
+        warnings.warn(problems[0], stacklevel=2)
     _keep_while(temporary, [result.record])
     return result
 
@@ -110,9 +118,11 @@ def sweep(
     policies: replaces the experiment's axis `policy`; the first is what the others are compared with unless
     `baseline` names another. The experiment's other axes stay. seeds: a number or a list. jobs: processes; 1 is
     needed for a class that lives in a notebook. An `out` that holds this sweep is completed, not repeated; one
-    that was made by other code, that of the policies included, is refused.
+    that was made by other code (that of the policies included), from other workload files or with another `record`
+    is refused.
 
-    Cells that fail are listed in `SweepResult.failed`, with a warning; UserError if every cell fails.
+    Cells that fail are listed in `SweepResult.failed`, with a warning. There is one for cells that were cut off at
+    `sim.max_sim_s`, whose status is `time_limit`. UserError if every cell fails.
     """
     check_level(record)
     if jobs < 1:
@@ -133,7 +143,14 @@ def sweep(
             failed.append(result)
 
     try:
-        prepare(directory, grid, document, hash_with_policies(known.code_hash, resolved))
+        prepare(
+            directory,
+            grid,
+            document,
+            hash_with_policies(known.code_hash, resolved),
+            trace_hash=hash_workloads(resolved),
+            level=record,
+        )
         outcome = run_grid(
             directory, grid, level=record, jobs=jobs, shard=(0, 1), provenance=known, on_result=on_result
         )
@@ -143,6 +160,9 @@ def sweep(
     except BaseException:
         _discard(temporary)
         raise
+    cut_off = cells_cut_off(directory / CELLS / cell.name for cell in grid.cells)
+    if cut_off:
+        warnings.warn(cut_off_message(cut_off, outcome.num_cells), stacklevel=2)
     _keep_while(temporary, [result, *(cell.record for cell in result.runs({}))])
     if failed:
         warnings.warn(
@@ -183,8 +203,8 @@ def compare(
 
 
 def _provenance() -> Provenance:
-    commit, dirty = git_state()
-    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash())
+    commit, dirty = git_state(PACKAGES)
+    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash(PACKAGES))
 
 
 def _folder(out: str | Path | None) -> tuple[Path, Path | None]:

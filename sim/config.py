@@ -6,20 +6,26 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLossConfig:
-    """Replicas die at random. mean_time_between_losses_s: per replica, exponential; 0 = never."""
+    """Replicas die at random. mean_time_between_losses_s: per replica, exponential; 0 = never.
+
+    detection_delay_s: from a death until a health check finds it. Meanwhile nobody knows: turns that the replica had,
+    and those sent to it since, hang and then fail together (0 = known at once; the default is a poll every few
+    seconds, as serving stacks do it).
+    """
 
     mean_time_between_losses_s: float = 0.0
+    detection_delay_s: float = 5.0
 
     def __post_init__(self) -> None:
-        _not_negative(self, "mean_time_between_losses_s")
+        _not_negative(self, "mean_time_between_losses_s", "detection_delay_s")
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerConfig:
     """Some replicas are slow for a while.
 
-    fraction: share of replicas (drawn once a run). slowdown: factor on their step times. start_s, end_s: when
-    (end 0 = to the end of the run).
+    fraction: share of replicas (drawn once a run; it must come to at least one). slowdown: factor on their step
+    times. start_s, end_s: when (end 0 = to the end of the run).
     """
 
     fraction: float = 0.0
@@ -30,8 +36,16 @@ class StragglerConfig:
     def __post_init__(self) -> None:
         _fraction(self, "fraction")
         _not_negative(self, "start_s", "end_s")
+        if 0 < self.end_s <= self.start_s:
+            raise ValueError(
+                f"end_s ({self.end_s:g}) must be later than start_s ({self.start_s:g}), or 0: to the end of the run"
+            )
         if self.slowdown < 1:
             raise ValueError("slowdown must be at least 1")
+
+    def num_slow(self, num_replicas: int) -> int:
+        """How many of so many replicas are slow; half a replica is one."""
+        return int(self.fraction * num_replicas + 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,7 @@ class SimConfig:
     engine: `skip` jumps between membership changes, `reference` makes every step; same results to the bit.
     metrics_period_s: how often replicas are polled (0 = never). tool_timeout_s: a call that lasts longer ends as
     a timeout. max_sim_s: the run ends at this simulated time at the latest. debug: recount all totals after
-    every step (slow).
+    every step, and name a policy that writes to its view (slow).
     """
 
     engine: Literal["skip", "reference"] = "skip"

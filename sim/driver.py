@@ -20,6 +20,7 @@ from libra.core import events as ev
 from libra.core.actions import SetTimer
 from libra.core.ids import ActionId, EndReason, FailureKind
 from libra.core.step import Step
+from libra.errors import PolicyError
 from libra.ports import Ports, dispatch
 from libra.workloads.table import WorkloadSource
 from sim.clock import TICKS_PER_S, Clock, to_seconds, to_ticks
@@ -31,22 +32,8 @@ from sim.world.faults import ReplicaFaults, ToolFaults
 from sim.world.source import SimSource
 from sim.world.trainer import SimTrainer
 
-_MAY_END = frozenset(
-    {
-        ev.TrajectoryFinished,
-        ev.TrainStepFinished,
-        ev.TurnFailed,
-        ev.PromptsFetched,
-        ev.SourceExhausted,
-        ev.WeightsLoaded,
-        ev.ActionFailed,
-        ev.ReplicaLost,
-        ev.ReplicaStopped,
-        ev.ReplicaDrained,
-        ev.TimerFired,
-    }
-)
-"""Events after which the run may be over, or stuck."""
+MAX_EVENTS_AT_ONCE = 1_000_000
+"""Events handled without time passing, beyond which policies go in circles (arrivals at once are far fewer)."""
 
 
 @contextmanager
@@ -109,6 +96,8 @@ class SimDriver:
         self._inbox: deque[ev.Event] = deque()
         self._handling = False
         self._end_reason: EndReason | None = None
+        self._now_s = -1.0
+        self._num_at_once = 0  # events handled at that time
         self.clock = clock = Clock()
         episodes: dict[int, Episode] = {}
         self._environment = SimEnvironment(clock, episodes, config.tool_timeout_s, self.emit)
@@ -161,24 +150,43 @@ class SimDriver:
             self._handle_inbox()
 
     def _handle_inbox(self) -> None:
+        if self._end_reason is not None:
+            return
         self._handling = True
         inbox = self._inbox
         handle, record, ports = self._controller.handle, self._record, self._ports
         now = self.clock.env.now / TICKS_PER_S
-        while inbox and self._end_reason is None:
+        if now != self._now_s:
+            self._now_s = now
+            self._num_at_once = 0
+        else:
+            self._count_at_once(now)
+        while True:
             event = inbox.popleft()
             taken = handle(now, event)
             record(taken)
             if taken.actions:
                 for action_id, action in enumerate(taken.actions, taken.first_action_id):
                     dispatch(ports, cast(ActionId, action_id), action)
-            if type(event) in _MAY_END and not inbox:
-                self._check_end()
+            if not inbox:
+                break
+            self._count_at_once(now)
         self._handling = False
+        if self._controller.at_rest:
+            self._check_end(isinstance(event, ev.MetricsSampled))
 
-    def _check_end(self) -> None:
+    def _count_at_once(self, now: float) -> None:
+        self._num_at_once += 1
+        if self._num_at_once > MAX_EVENTS_AT_ONCE:
+            raise PolicyError(
+                f"{MAX_EVENTS_AT_ONCE:,} events at t={now:.6g}s without time passing, the next {self._inbox[0]}: a "
+                "policy asks again for what fails at once, or sets timers for now; drop it or set a later timer"
+            )
+
+    def _check_end(self, polled: bool) -> None:
         reason = self._controller.end_reason()
-        if reason is None and self._controller.is_stalled():
+        # Where replicas are polled, a policy may wait for the next poll: only one that leads to nothing is a stall.
+        if reason is None and (polled or not self._config.metrics_period_s) and self._controller.is_stalled():
             reason = EndReason.STALLED
         if reason is not None:
             self._end(reason)
@@ -190,8 +198,6 @@ class SimDriver:
 
     def _clock_sample(self) -> None:
         self.emit(self.engines.sample())
-        if self._end_reason is None:
-            self._check_end()
         if self._on_progress is not None:
             self._on_progress(to_seconds(self.clock.now))
         self.clock.call_later(to_ticks(self._config.metrics_period_s), self._clock_sample)

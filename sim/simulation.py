@@ -4,29 +4,34 @@ The world is built here and nowhere else: replicas with their cost tables on nod
 workload. `simulate` is all that a sweep's worker, the command line and a notebook call.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from libra.config.resolve import Resolved
 from libra.config.schema import ExperimentConfig
-from libra.core.ids import LIVE_PLACES, EndReason, NodeId, ReplicaId
-from libra.core.views import ClusterView
+from libra.core.ids import EndReason, NodeId, ReplicaId
 from libra.cost.hardware import find_gpu, find_model
 from libra.cost.sync import SyncCost
 from libra.cost.tables import rollout_cost
 from libra.cost.train import TrainCost
 from libra.errors import UserError
-from libra.record.lives import ReplicaUsage
 from libra.record.manifest import HostInfo, RunInfo, package_versions
+from libra.record.replica_lives import ReplicaUsage
 from libra.record.writer import Level, RunWriter
 from libra.workloads.opening import open_workload
 from sim.clock import to_seconds, to_ticks
 from sim.config import SimConfig
 from sim.driver import SimDriver, World
+from sim.endings import ending_problem
 from sim.engine.base import CostTable, EngineSpec, QueueOrder
+from sim.locks import only_writer
 from sim.world.engines import ReplicaPlan, SimEngines
+
+PACKAGES: Final = ("libra", "sim")
+"""Whose sources a simulated result depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +54,37 @@ def simulate(
     host: Callable[[], HostInfo] = HostInfo,
     overwrite: bool = False,
     keep_stalled: bool = True,
+    on_problem: Callable[[str], None] | None = None,
 ) -> tuple[EndReason, dict[str, float]]:
     """Run the experiment and write `directory`. Returns why it ended and its summary figures.
 
-    Raises UserError for what a person can mend, before anything is written or with nothing left behind; so
-    does a run that stalls (trajectories are left that no policy moves on) unless `keep_stalled`.
+    Raises BusyError while another process makes the directory, PolicyError for a policy that fails (nothing stays
+    of the run), and UserError for what a person can mend, before anything is written or with nothing left behind; so
+    does a run that stalls (trajectories are left that no policy moves on) or has dropped everything, unless
+    `keep_stalled`. `on_problem` hears in one line why a run that is kept does not count as finished
+    (`sim.endings`); one that was cut off at `sim.max_sim_s` is always kept.
     """
     known = provenance or Provenance()
     experiment = resolved.experiment
     config: SimConfig = resolved.private["sim"]
     world = build_world(resolved)
     info = _run_info(resolved, known)
-    with RunWriter(directory, level, training=experiment.training, overwrite=overwrite) as writer:
+    with (
+        only_writer(directory),
+        RunWriter(directory, level, training=experiment.training, overwrite=overwrite) as writer,
+    ):
         controller = resolved.build_controller(debug=config.debug)
         driver = SimDriver(controller, world, config, writer.append, on_progress)
         reason = driver.run()
-        if reason is EndReason.STALLED and not keep_stalled:
-            raise UserError(stall_message(controller.view))
+        problem = ending_problem(
+            reason, controller.view, training=experiment.training, max_sim_s=config.max_sim_s
+        )
+        if problem and not keep_stalled and reason is not EndReason.TIME_LIMIT:
+            raise UserError(problem)
+        if problem and on_problem is not None:
+            on_problem(problem)
         figures = writer.close(info(reason), host(), _usage(driver.engines))
     return reason, figures
-
-
-def stall_message(view: ClusterView) -> str:
-    """Where the trajectories of a stalled run stand."""
-    places = ", ".join(f"{view.count(place)} {place}" for place in LIVE_PLACES if view.count(place))
-    return f"the run stalled: nothing is under way and no policy moves on what is left ({places})"
 
 
 def build_world(resolved: Resolved) -> World:
@@ -83,6 +94,7 @@ def build_world(resolved: Resolved) -> World:
     sync = SyncCost(gpu, model, experiment.cost.sync)
     train = TrainCost(gpu, model, experiment.cost.train)
     config: SimConfig = resolved.private["sim"]
+    _check_stragglers(resolved, config)
 
     def train_step_s(num_tokens: int, num_trajectories: int) -> float:
         mean = num_tokens / num_trajectories if num_trajectories else 0.0
@@ -100,6 +112,18 @@ def build_world(resolved: Resolved) -> World:
         ),
         seed=experiment.seed,
     )
+
+
+def _check_stragglers(resolved: Resolved, config: SimConfig) -> None:
+    """A fault that was asked for and hits nobody would pass for a result."""
+    straggler = config.faults.straggler
+    num_replicas = len(resolved.experiment.heterogeneous_rollout.tp_list())
+    if straggler.fraction > 0 and not straggler.num_slow(num_replicas):
+        raise UserError(
+            f"{resolved.document.origin(('sim', 'faults', 'straggler', 'fraction'))}: sim.faults.straggler.fraction: "
+            f"{straggler.fraction:g} of {num_replicas} replicas is less than one; give at least "
+            f"{math.ceil(1000 / num_replicas) / 1000:g}, or 0 for none"
+        )
 
 
 def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCost) -> list[ReplicaPlan]:
@@ -186,5 +210,6 @@ def _usage(engines: SimEngines) -> dict[int, ReplicaUsage]:
             busy_s=to_seconds(sum(c.busy_t for c in counters)),
             paused_s=to_seconds(sum(c.paused_t for c in counters)),
             num_steps=sum(c.num_steps for c in counters),
+            up_s=sum(gone_s - ready_s for ready_s, gone_s, _ in replica.totals),
         )
     return usage

@@ -1,8 +1,10 @@
 """Experiment files as trees whose every value knows where it came from.
 
 A file may name another as `base_config` (relative to itself); mappings merge, the child wins, lists and other
-values are replaced. Overrides (`--set a.b=c`, a sweep's axis) come last. Nothing is validated here but the
-YAML itself; `Document.origin` lets the validation name file and line of what it refuses.
+values are replaced. Overrides (`--set a.b=c`, a sweep's axis) come last. `null` over a section (a mapping or a
+list) of the base drops it: what stays is as if nobody had given it, so a sweep may inherit an axis without one of
+its points. Nothing is validated here but the YAML itself; `Document.origin` lets the validation name file and line
+of what it refuses.
 """
 
 import re
@@ -59,7 +61,7 @@ class Document:
         return Document(_copy(self.tree), dict(self.origins), self.directory, self.source)
 
     def replace(self, dotted: str, value: Any, origin: str) -> None:
-        """Set the value at `a.b.c`, replacing what was there, mappings included."""
+        """Set the value at `a.b.c`, replacing what was there, mappings included; None drops a section."""
         path = tuple(_split(dotted, origin))
         node = self.tree
         for i, key in enumerate(path[:-1]):
@@ -68,7 +70,11 @@ class Document:
                 place = ".".join(path[: i + 1])
                 raise UserError(f"{origin}: {dotted}: {place} is a value, not a section; set {place} itself")
             node = cast(Tree, child)
-        node[path[-1]] = value
+        _put(node, path[-1], value)
+        self.claim(path, origin)
+
+    def claim(self, path: KeyPath, origin: str) -> None:
+        """Note that all that stands at `path`, or is missing there, comes from `origin`."""
         for known in [p for p in self.origins if p[: len(path)] == path]:
             del self.origins[known]
         self.origins[path] = origin
@@ -118,7 +124,8 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Document:
     if not (path.parent / base).is_file():
         raise UserError(f"{base_origin}: {BASE_KEY}: there is no file {path.parent / base}")
     merged = _load(path.parent / base, (*seen, resolved))
-    _merge(merged.tree, document.tree)
+    for dropped in _merge(merged.tree, document.tree, ()):
+        merged.claim(dropped, document.origin(dropped))
     merged.origins.update(document.origins)
     return merged
 
@@ -220,13 +227,25 @@ def _number_like_yaml_1_2(text: str, style: str | None) -> Any:
     return text
 
 
-def _merge(base: Tree, child: Tree) -> None:
+def _merge(base: Tree, child: Tree, place: KeyPath) -> list[KeyPath]:
+    """Merge `child`, which stands at `place`, into `base`; the sections of the base that it drops."""
+    dropped: list[KeyPath] = []
     for key, value in child.items():
         below = base.get(key)
         if isinstance(below, dict) and isinstance(value, dict):
-            _merge(below, value)  # type: ignore[arg-type]
-        else:
-            base[key] = value
+            dropped += _merge(below, value, (*place, key))  # type: ignore[arg-type]
+        elif not _put(base, key, value):
+            dropped.append((*place, key))
+    return dropped
+
+
+def _put(tree: Tree, key: str, value: Any) -> bool:
+    """Set a key, or drop it where that is what the value means; whether the key is there now."""
+    if value is None and isinstance(tree.get(key), (dict, list)):
+        del tree[key]
+        return False
+    tree[key] = value
+    return True
 
 
 def _copy(value: Any) -> Any:

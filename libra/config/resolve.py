@@ -12,12 +12,13 @@ from typing import Any, Final, cast
 import numpy as np
 
 from libra.config.document import Document, KeyPath, Tree
-from libra.config.schema import ExperimentConfig
+from libra.config.schema import DEFAULT_KINDS, ExperimentConfig
 from libra.config.validate import nearest_hint, validate
 from libra.controller import Controller, ControllerConfig
 from libra.core.streams import stream
-from libra.errors import UserError
+from libra.errors import PolicyError, UserError
 from libra.policies.base import SHARED_SETTINGS, Policy
+from libra.policies.failure import described
 from libra.policies.registry import PolicyEntry, Role, find_policy, source_of
 from libra.record.manifest import config_sha256
 
@@ -88,12 +89,16 @@ class Resolved:
         }
 
     def build_policies(self) -> list[Policy]:
-        """Fresh policies, each with its own random stream."""
-        seed = self.experiment.seed
-        return [
-            chosen.entry.policy(chosen.config, stream(seed, f"policy.{role}"))
-            for role, chosen in self.policies.items()
-        ]
+        """Fresh policies, each with its own random stream. Raises PolicyError."""
+        return [self._build(role, chosen) for role, chosen in self.policies.items()]
+
+    def _build(self, role: Role, chosen: ChosenPolicy) -> Policy:
+        policy = chosen.entry.policy
+        try:
+            return policy(chosen.config, stream(self.experiment.seed, f"policy.{role}"))
+        except (Exception, SystemExit) as error:
+            what = described(error, policy.__module__)
+            raise PolicyError(f"policy {chosen.entry.kind} failed when it was constructed: {what}") from error
 
     def build_controller(self, *, debug: bool = False) -> Controller:
         """A fresh controller with fresh policies: for a run, or to replay one."""
@@ -160,10 +165,12 @@ def _choose(
 ) -> ChosenPolicy:
     own = dict(given)
     key = _kind_key(role)
-    kind = own.pop(key, None)
+    kind = own.pop(key, DEFAULT_KINDS[role])
     place = ".".join(map(str, section))
     if not isinstance(kind, str):
-        raise UserError(f"{document.origin(section)}: {place}.{key} must name a policy")
+        raise UserError(
+            f"{document.origin((*section, key))}: {place}.{key} must name a policy, such as {DEFAULT_KINDS[role]}"
+        )
     try:
         entry = find_policy(role, kind)
     except UserError as error:
@@ -178,7 +185,15 @@ def _choose(
             raise UserError(f"{at}: unknown key of {entry.kind}{nearest_hint(name, offered)}")
     for name in declared & SHARED_SETTINGS:
         own[name] = getattr(experiment, name)
-    return ChosenPolicy(entry, validate(entry.config, own, document, section))
+    try:
+        return ChosenPolicy(entry, validate(entry.config, own, document, section))
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # from the checks of a user's own config class
+        what = described(error, entry.config.__module__)
+        raise UserError(
+            f"{document.origin(section)}: {place}: {entry.kind} refuses its config: {what}"
+        ) from error
 
 
 def _get(config: Any, section: KeyPath) -> dict[str, Any]:

@@ -6,7 +6,7 @@ component; this module only puts them together and checks what concerns more tha
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,17 @@ from libra.cost.tables import rollout_cost
 from libra.cost.train import TrainCostConfig
 from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
+
+MAX_NUM_SEQS: Final = 65_536
+"""Cost tables hold an entry for each batch size up to `max_num_seqs`; engines run hundreds of sequences."""
+
+DEFAULT_KINDS: Final[dict[str, str]] = {
+    "admission": "concurrency_and_staleness",
+    "training": "async_grpo",
+    "recovery": "give_up_or_restart",
+    "routing": "load_balance",
+}
+"""The policy of each role where its section names none: a section may give one field and leave the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,11 @@ class InstanceConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Scheduler settings of the serving engines, with the names and defaults of vLLM."""
+    """Scheduler settings of the serving engines, with the names and defaults of vLLM.
+
+    scheduling_policy: `priority` serves the turns of lowest `SubmitTurn.priority` first. No built-in router sets one,
+    so it takes a router of your own.
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -59,6 +74,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens", "block_size")
+        if self.max_num_seqs > MAX_NUM_SEQS:
+            raise ValueError(f"max_num_seqs must be at most {MAX_NUM_SEQS}, not {self.max_num_seqs}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
         if not 0 <= self.kv_watermark_fraction < 1:
@@ -67,13 +84,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeterogeneousRolloutConfig:
-    """The rollout pool. `scheduling` is the routing policy: `scheduler_type` and that policy's own fields."""
+    """The rollout pool. `scheduling` is the routing policy: `scheduler_type` (default `load_balance`) and that
+    policy's own fields."""
 
     instances: tuple[InstanceConfig, ...]
     max_model_len: int = 40960
     gpu_memory_utilization: float = 0.9
     engine: EngineConfig = field(default_factory=EngineConfig)
-    scheduling: dict[str, Any] = field(default_factory=lambda: {"scheduler_type": "load_balance"})
+    scheduling: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         _at_least(self, 2, "max_model_len")
@@ -81,6 +99,12 @@ class HeterogeneousRolloutConfig:
             raise ValueError("instances must name at least one replica")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError("gpu_memory_utilization must lie in (0, 1]")
+        router = str(self.scheduling.get("scheduler_type", "load_balance"))
+        if self.engine.scheduling_policy == "priority" and ":" not in router:
+            raise ValueError(
+                f"engine.scheduling_policy: {router} gives every turn the same priority; use fcfs, or a router that "
+                "sets priorities (scheduler_type: package.module:Class)"
+            )
 
     def tp_list(self) -> list[int]:
         """TP degree of each replica, in order."""
@@ -89,11 +113,11 @@ class HeterogeneousRolloutConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesConfig:
-    """The policies beside the router: `kind` and that policy's own fields."""
+    """The policies beside the router: `kind` (see `DEFAULT_KINDS`) and that policy's own fields."""
 
-    admission: dict[str, Any] = field(default_factory=lambda: {"kind": "concurrency_and_staleness"})
-    training: dict[str, Any] = field(default_factory=lambda: {"kind": "async_grpo"})
-    recovery: dict[str, Any] = field(default_factory=lambda: {"kind": "give_up_or_restart"})
+    admission: dict[str, Any] = field(default_factory=dict[str, Any])
+    training: dict[str, Any] = field(default_factory=dict[str, Any])
+    recovery: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +181,14 @@ class ExperimentConfig:
 
     def _check_gpus(self) -> None:
         per_node = self.cluster.gpus_per_node
-        for tp in self.heterogeneous_rollout.tp_list():
+        instances = self.heterogeneous_rollout.instances
+        for tp in (instance.tp for instance in instances):
             if tp > per_node or per_node % tp:
                 raise ValueError(
                     f"heterogeneous_rollout.instances: tp {tp} does not divide a node of {per_node} GPUs; "
                     f"use a divisor of {per_node}"
                 )
-        rollout = sum(self.heterogeneous_rollout.tp_list())
+        rollout = sum(instance.tp * instance.count for instance in instances)
         if rollout + self.train_gpus > self.cluster.num_gpus:
             raise ValueError(
                 f"cluster: {rollout} rollout GPUs + {self.train_gpus} train_gpus exceed its "

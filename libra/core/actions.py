@@ -70,7 +70,10 @@ class AbortTurn:
 
 @value
 class DropTrajectory:
-    """Give the trajectory up; its environment is torn down. Takes effect at once."""
+    """Give the trajectory up; its environment is torn down. Takes effect at once.
+
+    A `StartTrajectory` of it that is under way stays pending until it has ended.
+    """
 
     trajectory_id: TrajectoryId
     drop_reason: DropReason

@@ -33,9 +33,13 @@ from libra.core.value import value
 
 @value
 class RunStarted:
-    """The first event of a run. `supply` says whether prompts are pulled or pushed."""
+    """The first event of a run. `supply` says whether prompts are pulled or pushed.
+
+    version: of the weights that trainer and replicas begin with; not 0 where a run goes on from a checkpoint.
+    """
 
     supply: Supply
+    version: WeightVersion = WeightVersion(0)
 
 
 @value
@@ -66,7 +70,10 @@ class SourceExhausted:
 
 @value
 class TrajectoryStarted:
-    """The trajectory's environment is up and its first prompt can be served."""
+    """The trajectory's environment is up and its first prompt can be served.
+
+    It may come after the trajectory was dropped, and then says only that the start has ended.
+    """
 
     closes: ActionId
     trajectory_id: TrajectoryId
@@ -210,7 +217,7 @@ class ReplicaStopped:
 
 @value
 class ReplicaLost:
-    """A replica died. A `TurnFailed` follows for each turn that it served."""
+    """A replica was found dead. A `TurnFailed` follows for each turn that it had, also those sent since it died."""
 
     replica_id: ReplicaId
 

@@ -17,7 +17,8 @@ ActionId = NewType("ActionId", int)
 WeightVersion = NewType("WeightVersion", int)
 
 NO_REPLICA: Final = ReplicaId(-1)
-"""The replica of a trajectory that no replica has served yet."""
+"""`replica_id` of a trajectory that lives on no replica: none has served it yet, the one that did is not ready
+any more, or it is finished."""
 NO_ACTION: Final = ActionId(-1)
 """`closes` of an event that no action asked for (a replica that was there when the run began)."""
 

@@ -1,7 +1,7 @@
 """The numbered invariants, and the error that a breach raises.
 
-They are always on, in simulation and on a cluster: each is O(1) per event. `recount` checks the totals from
-scratch; tests run it after every step, a run does under `debug`.
+They are on in simulation and on a cluster, all but the last: each is O(1) per event. `recount` checks the totals
+from scratch, and a guard watches the last; tests do both after every step, a run does under `debug`.
 
 I1  Conservation: every trajectory that arrived is in a place, was trained on, or was dropped.
 I2  One place: a trajectory moves only along `MOVES`.
@@ -15,7 +15,9 @@ I7  Service: turns go to replicas that are ready, one turn of a trajectory at a 
 I8  Causality: what the controller learns of a turn lies in its past (submitted <= started <= first token <=
     finished <= now).
 I9  Ignorance: views hold no column of the world's future. It holds by construction of the view types;
-    `tests/unit/core/test_views.py` checks their field names against the exogenous columns.
+    `tests/unit/core/test_vocabulary.py` checks their field names against the exogenous columns.
+I10 Looking only: a policy changes nothing that its view or the event shows (under `debug`; otherwise it is the type
+    checker that refuses a policy that writes).
 """
 
 from typing import Final

@@ -50,8 +50,7 @@ def reduce(state: ClusterState, now: float, event: ev.Event) -> None:  # noqa: C
         case ev.TrajectoryArrived():
             _trajectory_arrived(state, event)
         case ev.TrajectoryStarted():
-            _close(state, event.closes, ev.TrajectoryStarted)
-            state.move(_live(state, event.trajectory_id), Place.READY)
+            _trajectory_started(state, event)
         case ev.TrajectoryFinished():
             _trajectory_finished(state, event)
         case ev.PromptsFetched():
@@ -87,7 +86,7 @@ def reduce(state: ClusterState, now: float, event: ev.Event) -> None:  # noqa: C
         case ev.ActionFailed():
             _action_failed(state, event)
         case ev.RunStarted():
-            state.supply = event.supply
+            state.begin(event.supply, event.version)
         case ev.RunEnding():
             state.end_reason = event.end_reason
         case _:
@@ -128,6 +127,16 @@ def _trajectory_arrived(state: ClusterState, event: ev.TrajectoryArrived) -> Non
     state.trajectories[event.trajectory_id] = trajectory
     state.backlog[event.trajectory_id] = trajectory
     group.live[event.trajectory_id] = trajectory
+
+
+def _trajectory_started(state: ClusterState, event: ev.TrajectoryStarted) -> None:
+    action = _close(state, event.closes, ev.TrajectoryStarted)
+    assert isinstance(action, StartTrajectory)
+    if event.trajectory_id != action.trajectory_id:
+        raise InvariantViolation(6, f"{event} closes {action}")
+    trajectory = state.trajectories.get(event.trajectory_id)
+    if trajectory is not None:  # a start that was under way when its trajectory was dropped still ends
+        state.move(trajectory, Place.READY)
 
 
 def _turn_finished(state: ClusterState, now: float, event: ev.TurnFinished) -> None:

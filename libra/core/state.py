@@ -33,6 +33,7 @@ class ClusterState:
         self.max_head_offpolicyness = max_head_offpolicyness
         self.now = 0.0
         self.supply = Supply.PULL
+        self.first_version = WeightVersion(0)
         self.source_exhausted = False
         self.fetching = False
         self.trajectories: dict[TrajectoryId, Trajectory] = {}
@@ -97,6 +98,12 @@ class ClusterState:
         return _least(self._turns, tp)
 
     # -- what reduce and apply use ------------------------------------------------------------------------
+
+    def begin(self, supply: Supply, version: WeightVersion) -> None:
+        """The run has started, with these weights on trainer and replicas."""
+        self.supply = supply
+        self.first_version = version
+        self.trainer.version = self.trainer.published_version = version
 
     def move(self, trajectory: Trajectory, target: Place) -> None:
         """Change a trajectory's place (I2)."""

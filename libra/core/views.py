@@ -66,7 +66,7 @@ class TrajectoryView(Protocol):
     def replica_id(self) -> ReplicaId:
         """Where it is or was last served; its prefix cache is there.
 
-        `NO_REPLICA` before the first turn and after that replica went away.
+        `NO_REPLICA` before the first turn, once it has come to rest after that replica went away, and when finished.
         """
         ...
 
@@ -173,6 +173,11 @@ class ClusterView(Protocol):
 
     @property
     def supply(self) -> Supply: ...
+    @property
+    def first_version(self) -> WeightVersion:
+        """The weight version with which the run began."""
+        ...
+
     @property
     def source_exhausted(self) -> bool: ...
     @property

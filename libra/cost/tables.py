@@ -2,7 +2,7 @@
 
 Guarantees that no cost is made up: a combination without data is a `UserError`, never a guess from a
 neighbour. `catalogue/rollout.yaml` holds coefficients only; `libra.cost.fit` says how they were fitted and
-each entry carries its source and residual.
+each entry carries its source and residual. `catalogue/rollout_cpu.yaml` is for engines without a GPU.
 """
 
 from functools import cache
@@ -14,7 +14,9 @@ from libra.errors import UserError
 
 @cache
 def _entries() -> dict[tuple[str, str, int], dict[str, float | str]]:
-    rows: list[dict[str, float | str]] = catalogue("rollout")["entries"]
+    rows: list[dict[str, float | str]] = [
+        row for name in ("rollout", "rollout_cpu") for row in catalogue(name)["entries"]
+    ]
     return {(str(row["gpu"]), str(row["model"]), int(row["tp"])): row for row in rows}
 
 

@@ -1,10 +1,11 @@
 """Admission: which trajectories start, and when.
 
 Two gates. *Concurrency*: at most `max_concurrent_rollouts` trajectories are started and unfinished.
-*Staleness*: at serving version v at most (v + 1 + max_head_offpolicyness) batches of groups have been
-started, discarded groups given back; so by the time a group is consumed the trainer has moved on by no more
-than the bound, if groups are consumed oldest first. The rule is AReaL's (arXiv 2505.24298), counted in
-whole groups: a group that has begun is always completed, or a trainer that waits for it would wait for ever.
+*Staleness*: at serving version v, counted from the one with which the run began, at most
+(v + 1 + max_head_offpolicyness) batches of groups have been started, discarded groups given back; so by the time
+a group is consumed the trainer has moved on by no more than the bound, if groups are consumed oldest first. The
+rule is AReaL's (arXiv 2505.24298), counted in whole groups: a group that has begun is always completed, or a
+trainer that waits for it would wait for ever.
 
 Prompts are pulled when the backlog runs low.
 """
@@ -46,7 +47,7 @@ class AdmissionConfig:
 class Admission:
     """See the module."""
 
-    ignores = frozenset({ev.TurnFinished, ev.ToolReturned, ev.TrajectoryStarted, ev.MetricsSampled})
+    ignores = frozenset({ev.TurnFinished, ev.ToolReturned, ev.TrajectoryStarted})
     """Nothing in these opens a gate."""
 
     def __init__(self, config: AdmissionConfig, rng: np.random.Generator) -> None:
@@ -98,6 +99,6 @@ class Admission:
     def _groups_allowed(self, view: ClusterView) -> int:
         if not self._config.training:
             return view.count(Place.BACKLOG)
-        horizon = view.serving_version + 1 + self._config.max_head_offpolicyness
+        horizon = view.serving_version - view.first_version + 1 + self._config.max_head_offpolicyness
         held = view.num_groups_started - view.num_groups_discarded
         return max(0, horizon * self._groups_per_step - held)

@@ -11,6 +11,8 @@ there; the others come from the policy's section of the experiment.
 Order within an event: recovery, training, admission, routing. Each action is noted in the view as soon as the
 controller takes it from the iterable, so a policy sees what those before it have just asked for, and a policy
 written as a generator sees its own earlier actions too. (One that returns a list has looked at the view once.)
+A policy that drops trajectories belongs before admission, which fills the room at once; room that is made later in
+the order, or on an event that admission does not hear, is filled at the next event that it hears (polls are).
 """
 
 from collections.abc import Iterable

@@ -52,6 +52,7 @@ class Placement:
                 | ev.TrainStepFinished()  # stale ones may have been dropped
                 | ev.ActionFailed()  # a replica that was to drain or stop serves on
                 | ev.MetricsSampled()  # now and then, whoever made room
+                | ev.TimerFired()  # the same: policies act on timers
             ):
                 return self._drain(view) if self._waiting else ()
             case _:

@@ -63,7 +63,7 @@ class Recovery:
                 match view.closed:
                     case StartReplica(replica_id=replica_id):
                         return self._schedule(now, replica_id)
-                    case StartTrajectory(trajectory_id=trajectory_id):
+                    case StartTrajectory(trajectory_id=trajectory_id) if trajectory_id in view.trajectories:
                         return (DropTrajectory(trajectory_id, DropReason.START_FAILED, event.message),)
                     case _:
                         return ()

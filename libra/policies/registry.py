@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 
 from libra.errors import UserError
 from libra.policies.admission import Admission, AdmissionConfig
+from libra.policies.failure import described
 from libra.policies.length_aware import LengthAware, LengthAwareConfig
 from libra.policies.load_balance import LoadBalance, LoadBalanceConfig
 from libra.policies.recovery import Recovery, RecoveryConfig
@@ -79,6 +80,10 @@ def find_policy(role: Role, kind: str) -> PolicyEntry:
             f"{kind}: cannot import {module_name} ({error}); start from the folder that holds it or "
             "put that on PYTHONPATH"
         ) from error
+    except (Exception, SystemExit) as error:  # its code runs now, and may do anything
+        raise UserError(
+            f"{kind}: importing {module_name} failed with {described(error, module_name)}; mend the module"
+        ) from error
     policy = getattr(module, class_name, None)
     if not isinstance(policy, type):
         raise UserError(f"{kind}: {module_name} has no class {class_name}")
@@ -91,8 +96,11 @@ def entry_for_class(role: Role, policy: type[Any], kind: str) -> PolicyEntry:
         raise UserError(f"{kind}: a policy needs a method on_event(self, now, event, view)")
     try:
         config = get_type_hints(policy.__init__).get("config")
-    except (NameError, TypeError) as error:
-        raise UserError(f"{kind}: the constructor's annotations cannot be read ({error})") from error
+    except Exception as error:  # text annotations are code
+        raise UserError(
+            f"{kind}: the constructor's annotations cannot be read ({type(error).__name__}: {error}); "
+            "name the config's class there"
+        ) from error
     if not (isinstance(config, type) and dataclasses.is_dataclass(config)):
         raise UserError(f"{kind}: the constructor must be (self, config: <a dataclass>, rng)")
     return PolicyEntry(kind, role, policy, config)

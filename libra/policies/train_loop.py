@@ -51,7 +51,7 @@ class TrainLoopConfig:
 class TrainLoop:
     """See the module."""
 
-    ignores = frozenset({ev.TurnFinished, ev.MetricsSampled, ev.TrajectoryArrived})
+    ignores = frozenset({ev.TurnFinished, ev.TrajectoryArrived, ev.TrajectoryStarted})
 
     def __init__(self, config: TrainLoopConfig, rng: np.random.Generator) -> None:
         self._config = config
@@ -64,7 +64,7 @@ class TrainLoop:
         if not self._config.training:
             return ()
         match event:
-            case ev.ToolReturned() | ev.TrajectoryStarted() | ev.TurnFailed():
+            case ev.ToolReturned() | ev.TurnFailed():
                 if self._doomed or isinstance(event, ev.TurnFailed):
                     return self._after_turn(event.trajectory_id, view)
                 return ()
@@ -118,14 +118,11 @@ class TrainLoop:
             )
 
     def _publication(self, view: ClusterView) -> Iterator[Action]:
-        """Due after every `sync_interval`-th step but the last; one that failed stays due."""
+        """Due after every `sync_interval`-th step but the last. One that fails stays due: no step comes before it."""
         trainer = view.trainer
-        due = trainer.version - trainer.version % self._config.sync_interval
-        if (
-            trainer.published_version < due < self._config.total_steps
-            and not trainer.publishing
-            and not trainer.stepping
-        ):
+        if trainer.stepping or trainer.publishing or trainer.version % self._config.sync_interval:
+            return
+        if trainer.published_version < trainer.version < self._config.total_steps:
             yield PublishWeights(trainer.version, f"after step {trainer.version}")
 
     def _batch(self, view: ClusterView) -> list[GroupView]:
@@ -191,7 +188,5 @@ class TrainLoop:
                 if member.place is Place.GENERATING:
                     self._doomed.add(member.trajectory_id)
                     yield AbortTurn(member.trajectory_id, member.submit_id, "too old to train on")
-                elif member.place is Place.STARTING:
-                    self._doomed.add(member.trajectory_id)
                 else:
                     yield DropTrajectory(member.trajectory_id, DropReason.STALE, "too old to train on")

@@ -13,7 +13,8 @@ from libra.core.events import Event, TurnFinished
 from libra.core.ids import Place
 from libra.record.derive import Deriver
 from libra.record.extract import Numbers
-from libra.record.lives import DoneTurns, FailedRow, Life, ReplicaLife, ReplicaUsage, StepLife
+from libra.record.lives import DoneTurns, FailedRow, Life, StepLife
+from libra.record.replica_lives import ReplicaLife, ReplicaUsage
 from libra.record.schema import DERIVED
 
 Columns = dict[str, Any]
@@ -57,19 +58,22 @@ class TurnBuffer:
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
+        self._ready_s: list[Any] = []
 
-    def add(self, numbers: Any) -> None:
-        """Numbers of some `TurnFinished` events, in order (what `RowBuffer.add` returned for them)."""
+    def add(self, numbers: Any, ready_s: Any) -> None:
+        """Numbers of some `TurnFinished` events, in order (as `RowBuffer.add` gives them), and their ready_s."""
         self._kept.append(numbers)
+        self._ready_s.append(ready_s)
 
     def take(self, deriver: Deriver) -> Columns:
         """Rows of the `turns` table that have become complete."""
         if not self._kept:
             return {}
         done, staying = deriver.take_turns()
-        numbers = np.concatenate(self._kept)
-        self._kept = [numbers[np.array(staying, dtype=np.int64)]]
-        return _finished_columns(done, numbers) if done else {}
+        numbers, ready_s = np.concatenate(self._kept), np.concatenate(self._ready_s)
+        rest = np.array(staying, dtype=np.int64)
+        self._kept, self._ready_s = [numbers[rest]], [ready_s[rest]]
+        return _finished_columns(done, numbers, ready_s) if done else {}
 
 
 def take_failed_turns(deriver: Deriver) -> Columns:
@@ -87,10 +91,11 @@ def joined(parts: Sequence[Columns]) -> Columns:
 _DONE = np.dtype([(name, "<f8" if name.endswith("_s") else "<i8") for name in DoneTurns.FIELDS])
 
 
-def _finished_columns(done: DoneTurns, kept: Any) -> Columns:
+def _finished_columns(done: DoneTurns, kept: Any, ready_s: Any) -> Columns:
     own = np.frombuffer(b"".join(done.numbers), dtype=_DONE)
     numbers = kept[own["number"]]
     columns: Columns = {name: numbers[name] for name in (*_EVENT_INTS, *_FINISHED_TIMES)}
+    columns["ready_s"] = ready_s[own["number"]]
     columns |= {name: own[name] for name in DoneTurns.FIELDS[1:]}
     columns["status"] = np.full(len(done), "finished", dtype=object)
     columns["tool_name"], columns["tool_status"] = _texts(done.tool_names), _texts(done.tool_statuses)
@@ -98,12 +103,13 @@ def _finished_columns(done: DoneTurns, kept: Any) -> Columns:
 
 
 def _failed_columns(rows: Sequence[FailedRow]) -> Columns:
-    turns, seqs, attempts, tps, prefixes = zip(*rows, strict=True)
+    turns, seqs, attempts, tps, prefixes, ready_s = zip(*rows, strict=True)
     count = len(rows)
     numbers = _FAILED.read(turns)
     columns: Columns = {name: numbers[name] for name in (*_EVENT_INTS, "submitted_s")}
     own = {"seq": seqs, "attempt": attempts, "tp": tps, "prefix_tokens": prefixes}
     columns |= {name: np.array(values, dtype=np.int64) for name, values in own.items()}
+    columns["ready_s"] = np.array(ready_s, dtype=np.float64)
     columns["finished_s"] = numbers["failed_s"]
     columns["started_s"] = columns["first_token_s"] = columns["tool_latency_s"] = np.full(count, np.nan)
     columns["status"] = _texts([turn.kind.value for turn in turns])
@@ -166,7 +172,10 @@ def replica_columns(replicas: Iterable[tuple[ReplicaLife, ReplicaUsage | None]])
         for name in ("replica_id", "tp", "node_id", "kv_capacity_tokens"):
             row[name] = getattr(replica.ready, name)
         row |= {"ready_s": replica.ready_s, "end_s": replica.end_s, "busy_s": busy_s, "paused_s": paused_s}
-        row["idle_s"] = max(0.0, replica.end_s - replica.ready_s - busy_s - paused_s)
+        there_s, down_s = replica.end_s - replica.ready_s, replica.down_s
+        if usage is not None and usage.up_s == usage.up_s:
+            down_s = max(0.0, there_s - usage.up_s)
+        row["down_s"], row["idle_s"] = down_s, max(0.0, there_s - down_s - busy_s - paused_s)
         row["usage_source"] = "events" if usage is None else "engine"
         row["num_steps"] = 0 if usage is None else usage.num_steps
         rows.append(row)

@@ -5,24 +5,17 @@ theirs by the same code, and that memory grows with what is in flight, not with 
 in order, a chunk at a time; finished rows wait in its lists until the writer takes them.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from math import nan
 from typing import Any, cast
 
 from libra.core import actions as ac
 from libra.core import events as ev
-from libra.core.ids import Place
+from libra.core.ids import Place, Supply
 from libra.core.step import Step
-from libra.record.lives import (
-    NO_VERSION,
-    DoneTurns,
-    FailedRow,
-    Life,
-    OpenTurn,
-    ReplicaLife,
-    ReplicaUsage,
-    StepLife,
-)
+from libra.record.lives import NO_VERSION, DoneTurns, FailedRow, Life, OpenTurn, StepLife
+from libra.record.replica_lives import ReplicaLife, ReplicaLives, ReplicaUsage
 
 # Reading a member off its enumeration costs as much as the rest of a handler's assignment.
 _STARTING, _READY, _GENERATING, _IN_TOOL = Place.STARTING, Place.READY, Place.GENERATING, Place.IN_TOOL
@@ -43,7 +36,9 @@ class Deriver:
         self.failed: list[FailedRow] = []
         self.trajectories: list[Life] = []
         self.steps: dict[int, StepLife] = {}
-        self.replicas: dict[int, ReplicaLife] = {}
+        self.replicas = ReplicaLives()
+        self._ready_s = array("d")
+        self._push = False
         self.now_s = 0.0
         self._seq = 0
         self._lives: dict[int, Life] = {}
@@ -60,10 +55,11 @@ class Deriver:
             ev.TrainStepFinished: self._step_finished,
             ev.WeightsPublished: self._published,
             ev.WeightsLoaded: self._loaded,
-            ev.ReplicaReady: self._ready,
-            ev.ReplicaStopped: self._replica_gone,
-            ev.ReplicaLost: self._replica_gone,
+            ev.ReplicaReady: lambda event: self.replicas.ready(event, self.now_s),
+            ev.ReplicaStopped: lambda event: self.replicas.gone(event, self.now_s),
+            ev.ReplicaLost: lambda event: self.replicas.gone(event, self.now_s),
             ev.ActionFailed: self._action_failed,
+            ev.RunStarted: self._run_started,
         }
         self._on_action: dict[type, Callable[[int, Any], None]] = {
             ac.SubmitTurn: self._submit,
@@ -97,10 +93,10 @@ class Deriver:
             self.trajectories.append(life)
         self._lives.clear()
         self._groups.clear()
-        for replica in self.replicas.values():
-            if replica.end_s != replica.end_s:
-                replica.end(self.now_s)
-        return [(replica, usage.get(replica.ready.replica_id)) for replica in self.replicas.values()]
+        return self.replicas.run_over(self.now_s, usage)
+
+    def _run_started(self, event: ev.RunStarted) -> None:
+        self._push = event.supply is Supply.PUSH
 
     # Turns and tools.
 
@@ -127,6 +123,7 @@ class Deriver:
         if self._keep_turns:
             life.hold(self.num_kept_turns, self._seq, replica.ready.tp, event)
             self.num_kept_turns += 1
+        self._ready_s.append(life.ready_s)
         life.attempt = 0
         life.context_tokens = event.prompt_tokens + output
         life.on_replica = NO_VERSION
@@ -151,7 +148,9 @@ class Deriver:
         life.generated(event.version_first, event.version_last, event.version_token_sum, tokens)
         life.num_failed_turns += 1
         self._preempted(replica, life, event)
-        self.failed.append((event, self._seq, life.attempt, replica.ready.tp, life.prefix_tokens))
+        self.failed.append(
+            (event, self._seq, life.attempt, replica.ready.tp, life.prefix_tokens, life.ready_s)
+        )
         life.attempt += 1
         life.on_replica = NO_VERSION
         if life.drop_reason is None:
@@ -169,6 +168,7 @@ class Deriver:
             life.open_turn = None
         appended = event.prompt_tokens == life.context_tokens + event.payload_tokens
         life.prefix_tokens = life.context_tokens if appended else NO_VERSION
+        life.ready_s = self.now_s
         life.place = _READY
 
     def _close_turn(self, life: Life, latency_s: float) -> None:
@@ -176,6 +176,11 @@ class Deriver:
         if life.open_turn is not None:
             self.turns.add(life.open_turn, None, -1, latency_s)
             life.open_turn = None
+
+    def take_ready_s(self) -> "array[float]":
+        """When the turns that have finished since the last call could first be submitted, in order, in s."""
+        taken, self._ready_s = self._ready_s, array("d")
+        return taken
 
     def take_turns(self) -> tuple[DoneTurns, list[int]]:
         """Turns with complete rows, and the numbers of the turns that stay open.
@@ -196,6 +201,8 @@ class Deriver:
 
     def _arrived(self, event: ev.TrajectoryArrived) -> None:
         life = self._lives[event.trajectory_id] = Life(event, self.now_s)
+        # Whoever pushes a request waits from then on; a prompt that was fetched waits for nobody until it starts.
+        life.ready_s = self.now_s if self._push else nan
         self._groups.setdefault(event.group_id, []).append(life)
 
     def _start(self, action_id: int, action: ac.StartTrajectory) -> None:
@@ -207,6 +214,8 @@ class Deriver:
         life = self._lives.get(event.trajectory_id)
         if life is not None:
             life.started_s = self.now_s
+            if not self._push:
+                life.ready_s = self.now_s
             life.place = _READY
 
     def _finished(self, event: ev.TrajectoryFinished) -> None:
@@ -289,12 +298,3 @@ class Deriver:
         step = self.steps.get(event.version)
         if step is not None:
             step.loaded(event.started_s, event.finished_s)
-
-    # Replicas.
-
-    def _ready(self, event: ev.ReplicaReady) -> None:
-        self.replicas.setdefault(event.replica_id, ReplicaLife(event, self.now_s)).again(event)
-
-    def _replica_gone(self, event: ev.ReplicaStopped | ev.ReplicaLost) -> None:
-        if event.replica_id in self.replicas:
-            self.replicas[event.replica_id].end(self.now_s)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from libra.record.columns import Columns
-from libra.record.metrics import SummaryBuilder, tail_share
+from libra.record.metrics import SummaryBuilder, publication_s, tail_share
 from libra.record.schema import DERIVED
 
 Frame: TypeAlias = Any
@@ -21,8 +21,10 @@ Frame: TypeAlias = Any
 
 
 class Tables(Protocol):
-    """The derived tables of a run."""
+    """The derived tables of a run, and when it ended (s)."""
 
+    @property
+    def end_s(self) -> float: ...
     @property
     def turns(self) -> Frame: ...
     @property
@@ -54,18 +56,19 @@ def summary(tables: Tables) -> dict[str, float]:
     builder.add_trajectories(frame_columns("trajectories", tables.trajectories))
     builder.add_train_steps(frame_columns("train_steps", tables.train_steps))
     builder.add_replicas(frame_columns("replicas", tables.replicas))
-    return builder.result()
+    return builder.result(tables.end_s)
 
 
 def usage_by_tp(tables: Tables) -> pd.DataFrame:
-    """GPU time by TP degree: index tp; num_replicas, gpu_s, and shares busy, paused, idle of gpu_s."""
+    """GPU time by TP degree: index tp; num_replicas, gpu_s while up, shares busy, paused, idle of it, down_gpu_s."""
     frame = tables.replicas
     tp = frame["tp"]
     gpu_s: Frame = pd.DataFrame(
         {
             "tp": tp,
             "num_replicas": 1,
-            "gpu_s": tp * (frame["end_s"] - frame["ready_s"]),
+            "gpu_s": tp * (frame["busy_s"] + frame["paused_s"] + frame["idle_s"]),
+            "down_gpu_s": tp * frame["down_s"],
             **{f"{part}_share": tp * frame[f"{part}_s"] for part in ("busy", "paused", "idle")},
         }
     )
@@ -76,14 +79,17 @@ def usage_by_tp(tables: Tables) -> pd.DataFrame:
 
 
 def turns_by_tp(tables: Tables) -> pd.DataFrame:
-    """Finished turns by TP degree: count, output tokens, latency p50/p95/p99, queueing and TTFT means (s)."""
+    """Finished turns by TP degree: count, output tokens, latency p50/p95/p99, queueing and TTFT means (s).
+
+    The times count from `ready_s`, like the figures of the same names.
+    """
     done = tables.turns[tables.turns["status"] == "finished"]
-    latency = done["finished_s"] - done["submitted_s"]
+    latency = done["finished_s"] - done["ready_s"]
     rows = {
         "num_turns": done.groupby("tp").size(),
         "output_tokens": done.groupby("tp")["output_tokens"].sum(),
-        "queue_mean_s": (done["started_s"] - done["submitted_s"]).groupby(done["tp"]).mean(),
-        "ttft_mean_s": (done["first_token_s"] - done["submitted_s"]).groupby(done["tp"]).mean(),
+        "queue_mean_s": (done["started_s"] - done["ready_s"]).groupby(done["tp"]).mean(),
+        "ttft_mean_s": (done["first_token_s"] - done["ready_s"]).groupby(done["tp"]).mean(),
     }
     for percent in (50, 95, 99):
         rows[f"latency_p{percent}_s"] = latency.groupby(done["tp"]).quantile(percent / 100)
@@ -91,11 +97,13 @@ def turns_by_tp(tables: Tables) -> pd.DataFrame:
 
 
 def step_times(tables: Tables) -> pd.DataFrame:
-    """Per optimizer step, index version: step_s split into rollout_wait_s and train_s, sync_s beside them.
+    """Per optimizer step, index version: step_s split into rollout_wait_s (for trajectories alone), publish_s (of
+    the step before) and train_s; sync_s beside them.
 
     tail_share is that of the trajectories which the step consumed (nan where it had none).
     """
     steps = tables.train_steps.set_index("version")
+    publish_s = publication_s(frame_columns("train_steps", tables.train_steps))
     trajectories = tables.trajectories
     tails: dict[int, float] = {}
     consumed = trajectories[trajectories["train_step"].notna()]
@@ -105,7 +113,8 @@ def step_times(tables: Tables) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "step_s": steps["finished_s"].diff().fillna(steps["finished_s"]),
-            "rollout_wait_s": steps["rollout_wait_s"],
+            "rollout_wait_s": steps["rollout_wait_s"] - publish_s,
+            "publish_s": publish_s,
             "train_s": steps["finished_s"] - steps["started_s"],
             "sync_s": steps["load_last_s"] - steps["publish_started_s"],
             "num_tokens": steps["num_tokens"],

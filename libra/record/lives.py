@@ -1,4 +1,4 @@
-"""What is remembered of trajectories, replicas and train steps while a run is recorded.
+"""What is remembered of trajectories and train steps while a run is recorded.
 
 Plain slotted objects: `libra.record.derive` fills them from events and turns them into rows. A trajectory's
 life is forgotten when its row is written, so memory holds those in flight only.
@@ -10,7 +10,7 @@ from math import nan
 from struct import Struct
 from typing import Final
 
-from libra.core.events import ReplicaReady, TrajectoryArrived, TurnFailed, TurnFinished
+from libra.core.events import TrajectoryArrived, TurnFailed, TurnFinished
 from libra.core.ids import Place
 
 NO_VERSION = -1
@@ -18,8 +18,8 @@ NO_VERSION = -1
 OpenTurn = tuple[int, int, int, int, int, str, float]
 """A finished turn: number among those kept, seq, attempt, tp, prefix tokens (-1 unknown), tool name, finished_s."""
 
-FailedRow = tuple[TurnFailed, int, int, int, int]
-"""A failed attempt: event, seq, attempt, tp, prefix tokens (-1 unknown)."""
+FailedRow = tuple[TurnFailed, int, int, int, int, float]
+"""A failed attempt: event, seq, attempt, tp, prefix tokens (-1 unknown), ready_s."""
 
 
 class DoneTurns:
@@ -64,6 +64,7 @@ class Life:
         "output_tokens",
         "place",
         "prefix_tokens",
+        "ready_s",
         "recomputed_tokens",
         "requested_s",
         "reward",
@@ -141,70 +142,6 @@ class Life:
             )
 
 
-class ReplicaLife:
-    """One replica, from its first ready to its last end; the time between two lives counts as idle."""
-
-    __slots__ = (
-        "busy_s",
-        "busy_since_s",
-        "end_s",
-        "num_loads",
-        "num_preemptions",
-        "num_running",
-        "num_turns",
-        "output_tokens",
-        "paused_s",
-        "ready",
-        "ready_s",
-        "recomputed_tokens",
-    )
-
-    def __init__(self, ready: ReplicaReady, now_s: float) -> None:
-        self.ready = ready
-        self.ready_s = now_s
-        self.end_s = nan
-        self.busy_s = 0.0
-        self.busy_since_s = nan
-        self.paused_s = 0.0
-        self.num_running = 0
-        self.num_turns = 0
-        self.output_tokens = 0
-        self.num_preemptions = 0
-        self.recomputed_tokens = 0
-        self.num_loads = 0
-
-    def again(self, ready: ReplicaReady) -> None:
-        """It is back; its counters go on."""
-        self.ready = ready
-        self.end_s = nan
-
-    def submitted(self, now_s: float) -> None:
-        """A turn was sent to it."""
-        if self.num_running == 0:
-            self.busy_since_s = now_s
-        self.num_running += 1
-
-    def turn_ended(self, now_s: float) -> None:
-        """A turn on it ended."""
-        self.num_running -= 1
-        if self.num_running == 0:
-            self.busy_s += now_s - self.busy_since_s
-
-    def loaded(self, started_s: float, finished_s: float) -> None:
-        """It stood still for a weight load; that time is paused, not busy."""
-        self.num_loads += 1
-        self.paused_s += finished_s - started_s
-        if self.num_running:
-            self.busy_s -= max(0.0, finished_s - max(started_s, self.busy_since_s))
-
-    def end(self, now_s: float) -> None:
-        """It is gone, or the run is over."""
-        if self.num_running:
-            self.busy_s += now_s - self.busy_since_s
-            self.num_running = 0
-        self.end_s = now_s
-
-
 @dataclass(slots=True)
 class StepLife:
     """One train step, and the publication and loads of the version that it made."""
@@ -243,12 +180,3 @@ class StepLife:
             self.load_first_s = min(self.load_first_s, started_s)
             self.load_last_s = max(self.load_last_s, finished_s)
         self.num_loads += 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaUsage:
-    """A replica's own account of its time, in seconds, where the engine keeps one."""
-
-    busy_s: float
-    paused_s: float
-    num_steps: int = 0

@@ -30,7 +30,16 @@ from libra.record.schema import ACTIONS, DERIVED, EVENTS, SCHEMA_VERSION, derive
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
 
 
-REQUIRED_KEYS: Final = ("level", "config", "config_sha256", "policies", "files", "counts")
+REQUIRED_KEYS: Final = (
+    "level",
+    "config",
+    "config_sha256",
+    "policies",
+    "files",
+    "counts",
+    "exit_reason",
+    "horizon_s",
+)
 """What the reader itself takes from a manifest."""
 
 
@@ -81,6 +90,11 @@ class Run:
         """Source hash of each policy, by role."""
         return self.manifest["policies"]
 
+    @property
+    def end_s(self) -> float:
+        """When the run ended, in seconds since its start."""
+        return float(self.manifest["horizon_s"])
+
     def verify(self) -> str:
         """Empty if configuration and tables are as they were written, else what was changed, in one line."""
         if config_sha256(self.config) != self.manifest["config_sha256"]:
@@ -108,16 +122,17 @@ class Run:
                 expected += 1
         if expected != self.manifest["counts"]["events"]:
             return f"seq {expected}: the events from here on are missing"
-        expected = 0
+        expected = before = 0
         for batch in actions.iter_batches():
             rows = rows_to_actions(batch)
             again = actions_to_rows(*zip(*rows, strict=True)).column("digest")
             for (action_id, cause, _, _), old, new in zip(rows, batch.column("digest"), again, strict=True):
                 if action_id != expected:
-                    return f"seq {cause}: action {expected} is missing or out of its place"
+                    return _displaced(actions, expected, before, cause)
                 if old != new:
                     return f"seq {cause}: action {action_id} was changed after the run"
                 expected += 1
+                before = cause
         if expected != self.manifest["counts"]["actions"]:
             return f"action {expected} and those after it are missing"
         return ""
@@ -216,3 +231,12 @@ class Run:
         frame = self._table(name, derived_schema(name)).to_pandas()
         nullable = [c.name for c in DERIVED[name] if c.nullable and c.python is int]
         return frame.astype(dict.fromkeys(nullable, "Int64"))
+
+
+def _displaced(actions: Any, action_id: int, before: int, after: int) -> str:
+    """What became of an action that is not where it belongs, between those that `before` and `after` caused."""
+    rows = actions.read(columns=["action_id", "cause"]).to_pydict()
+    if action_id not in rows["action_id"]:
+        return f"seq {before} to seq {after}: action {action_id} is missing"
+    cause = rows["cause"][rows["action_id"].index(action_id)]
+    return f"seq {cause}: action {action_id} is out of its place"

@@ -129,7 +129,7 @@ TURNS: Final = (
     *_columns("exogenous", int, "prefix_tokens", nullable=True),
     *_columns("endogenous", int, "cached_tokens recomputed_tokens num_preemptions"),
     *_columns("endogenous", int, "version_first version_last version_token_sum"),
-    *_columns("endogenous", float, "submitted_s started_s first_token_s finished_s"),
+    *_columns("endogenous", float, "ready_s submitted_s started_s first_token_s finished_s"),
     *_columns("endogenous", str, "status"),
     *_columns("exogenous", str, "tool_name tool_status", nullable=True),
     *_columns("exogenous", float, "tool_latency_s"),
@@ -138,9 +138,12 @@ TURNS: Final = (
 """One row per turn and attempt, in the order in which its tool answered (failed attempts: in which it ended).
 
 attempt: failed attempts of the same turn before it; a resumed turn's prompt holds their tokens. seq: of the
-event that ended it. prefix_tokens: known (prompt and output of the previous turn) where this prompt is longer
-than those by exactly the tool's payload, else null. status: `finished` or the failure. The last turn's
-tool_latency_s is the time to the end of the episode and it has no tool_status."""
+event that ended it. ready_s: when the turn could first have been submitted: the tool's return; for a first turn
+the start of the trajectory, or its arrival where requests push themselves; between it and submitted_s the
+router lets it wait (and before a pushed first turn, admission and start). prefix_tokens: known (prompt and
+output of the previous turn) where this prompt is longer than those by exactly the tool's payload, else null.
+status: `finished` or the failure. The last turn's tool_latency_s is the time to the end of the episode and it has
+no tool_status."""
 
 TRAJECTORIES: Final = (
     *_columns("exogenous", int, "trajectory_id group_id prompt_id sample_index group_size prompt_tokens"),
@@ -169,18 +172,21 @@ TRAIN_STEPS: Final = (
     *_columns("endogenous", float, "staleness_min staleness_mean staleness_max"),
 )
 """One row per optimizer step. rollout_wait_s: from the end of the step before (or the run's start) to this
-one's start. load_first_s: first start, load_last_s: last finish of loads of this version."""
+one's start, the publication in between included (`libra.record.metrics.publication_s` tells it apart).
+load_first_s: first start, load_last_s: last finish of loads of this version."""
 
 REPLICAS: Final = (
     *_columns("endogenous", int, "replica_id tp node_id kv_capacity_tokens"),
-    *_columns("endogenous", float, "ready_s end_s busy_s paused_s idle_s"),
+    *_columns("endogenous", float, "ready_s end_s busy_s paused_s idle_s down_s"),
     *_columns("endogenous", str, "usage_source"),
     *_columns(
         "endogenous", int, "num_turns output_tokens num_preemptions recomputed_tokens num_loads num_steps"
     ),
 )
-"""One row per replica, from its first ready to its last end; a time in which it was down counts as idle.
-busy + paused + idle = end - ready. usage_source: `engine` for the engine's own
+"""One row per replica, from its first ready to its last end. down_s: between two lives, and from a loss without
+return to the end of the run, which is then end_s; it is neither busy nor idle. A loss counts from when it was
+noticed, or from when it happened where usage_source is `engine`.
+busy + paused + idle + down = end - ready. usage_source: `engine` for the engine's own
 counters, `events` where it was derived: busy from a turn's submission to the end of the last one on it,
 paused while it loads weights. num_steps is 0 where the engine did not tell."""
 

@@ -24,9 +24,9 @@ from libra.core.step import Step
 from libra.errors import UserError
 from libra.record import columns as col
 from libra.record.derive import Deriver
-from libra.record.lives import ReplicaUsage
 from libra.record.manifest import HostInfo, RunInfo, file_sha256, host, manifest, write_json
 from libra.record.metrics import SummaryBuilder
+from libra.record.replica_lives import ReplicaUsage
 from libra.record.rows import RowBuffer, dictionary_array
 from libra.record.schema import ACTIONS, DERIVED, EVENTS, Column, derived_schema
 
@@ -146,18 +146,19 @@ class RunWriter:
             return
         events = [step.event for step in steps]
         self._num_events += len(steps)
+        self._deriver.feed(steps)
+        ready_s = np.frombuffer(self._deriver.take_ready_s())
         if self._level == "summary":
             self._num_actions += sum([len(step.actions) for step in steps])
-            self._summary.add_finished_turns(col.summary_turns(events))
+            self._summary.add_finished_turns(col.summary_turns(events), ready_s)
         else:
             seqs = np.array([step.seq for step in steps], np.int64)
             times = np.array([step.now_s for step in steps], np.float64)
             finished = self._events.add((seqs, times), events).get(TurnFinished)
             if finished is not None:
-                self._turns.add(finished)
-                self._summary.add_finished_turns(finished)
+                self._turns.add(finished, ready_s)
+                self._summary.add_finished_turns(finished, ready_s)
             self._digest_actions(steps)
-        self._deriver.feed(steps)
         self._take_rows()
         if self._events.num_rows >= self._chunk_steps:
             self._write_chunk()
@@ -220,7 +221,7 @@ class RunWriter:
             self._write_chunk()
             self._tables["train_steps"].write(derived_batch("train_steps", train_steps))
             self._tables["replicas"].write(derived_batch("replicas", replicas))
-        figures = self._summary.result()
+        figures = self._summary.result(self._deriver.now_s)
         counts = {"events": self._num_events, "actions": self._num_actions}
         for table in self._tables.values():
             table.close()

@@ -34,10 +34,14 @@ class CsvTable:
         return UserError(f"{self.path}, line {self.lines[row]}, column {column}: {what}")
 
     def require(self, *names: str) -> None:
-        """Raise `UserError` unless all columns are there; the message suggests the nearest name."""
+        """Raise `UserError` unless all columns are there; the message suggests the nearest name.
+
+        A column that is required itself is never what another should be made from.
+        """
         for name in names:
             if name not in self.columns:
-                near = difflib.get_close_matches(name, self.columns, n=1, cutoff=0.5)
+                spare = [column for column in self.columns if column not in names]
+                near = difflib.get_close_matches(name, spare, n=1, cutoff=0.5)
                 mend = f"rename {near[0]!r}" if near else f"add it (present: {', '.join(self.columns)})"
                 raise UserError(f"{self.path}, line 1: no column {name!r}; {mend}")
 

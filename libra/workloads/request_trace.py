@@ -100,9 +100,7 @@ class RequestTraceSource:
 def read_requests(table: CsvTable) -> tuple[Floats, Ints, Ints, list[str]]:
     """Arrival times, prompt and output tokens [n], and notes. Raises `UserError` for a wrong cell."""
     time_column = table.first_of(*TIME_COLUMNS)
-    if time_column is None:
-        table.require("t")
-    table.require("prompt_tokens", "output_tokens")
+    table.require(*(["t"] if time_column is None else []), "prompt_tokens", "output_tokens")
     column = time_column or "t"
     arrival_s = table.floats(column, required=True)
     back = np.flatnonzero(np.diff(arrival_s) < 0)

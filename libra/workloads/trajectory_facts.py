@@ -31,7 +31,7 @@ class TrajectoryFacts:
 def read_facts(table: CsvTable, turns: TurnColumns, beside: Path | None) -> TrajectoryFacts:
     """Facts of the trajectories of `table`, from it and from the trajectories table (`None`: look beside)."""
     own = _OwnColumns(table, turns)
-    other = _beside(table.path) if beside is None else beside
+    other = facts_beside(table.path) if beside is None else beside
     second = None if other is None else read_csv(other)
     if second is not None:
         second.require("trajectory_id")
@@ -94,7 +94,8 @@ class _OwnColumns:
         return values
 
 
-def _beside(path: Path) -> Path | None:
+def facts_beside(path: Path) -> Path | None:
+    """The trajectories table that stands beside a turn table, by its name."""
     stem = path.stem.removesuffix("_turns")
     names = [f"{stem}_trajs.csv", f"{stem}_trajectories.csv"]
     if path.stem == "turns":

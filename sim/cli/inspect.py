@@ -119,4 +119,8 @@ def _experiments() -> list[tuple[str, str]]:
 
 
 def _metrics() -> list[tuple[str, str]]:
-    return [(name, f"[{m.unit}, {m.better} is better] {m.doc}") for name, m in METRICS.items()]
+    rows: list[tuple[str, str]] = []
+    for name, metric in METRICS.items():
+        better = "" if metric.better == "neutral" else f", {metric.better} is better"
+        rows.append((name, f"[{metric.unit}{better}] {metric.doc}"))
+    return rows

@@ -3,10 +3,13 @@
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from libra.errors import UserError
+from libra.core.invariants import InvariantViolation
+from libra.errors import PolicyError, UserError
+from libra.policies.failure import breach
 from sim.cli import inspect, running
 
 EXPERIMENT_HELP = "experiment file (*.yaml)"
@@ -18,8 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.verb(args)
     except UserError as error:
+        if getattr(args, "traceback", False):
+            traceback.print_exception(error)
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (PolicyError, InvariantViolation) as error:
+        if getattr(args, "traceback", False):
+            traceback.print_exception(error)
+        text = breach(error) if isinstance(error, InvariantViolation) else str(error)
+        print(f"error: {text}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept", file=sys.stderr)
         return 130
@@ -46,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, help="run directory (default: runs/NAME-run)")
     _add_record(run)
     run.add_argument("--fresh", action="store_true", help="replace an existing run directory")
+    run.add_argument(
+        "--traceback", action="store_true", help="show the whole traceback of a policy that fails"
+    )
     run.set_defaults(verb=running.run)
 
     sweep = verbs.add_parser("sweep", help="simulate a grid of experiments x seeds, then report")

@@ -9,14 +9,15 @@ from tqdm import tqdm
 
 from libra.config.document import Document, apply_sets, load_document
 from libra.config.resolve import Resolved, hash_tree, resolve, to_plain
-from libra.core.ids import EndReason
 from libra.errors import UserError
+from libra.host import HostClock, code_hash, cpu_count, git_state
 from libra.record.metrics import METRICS
-from sim.cli.host import HostClock, code_hash, cpu_count, git_state
 from sim.config import SimConfig
-from sim.simulation import Provenance, build_world, simulate
-from sim.sweeps.execute import CellResult, prepare, run_grid
-from sim.sweeps.grid import expand, hash_with_policies
+from sim.endings import cells_cut_off, cut_off_message
+from sim.locks import is_in_use
+from sim.simulation import PACKAGES, Provenance, build_world, simulate
+from sim.sweeps.execute import CELLS, CellResult, prepare, run_grid
+from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
 
 def load(args: argparse.Namespace) -> Document:
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.fresh:
         _remove(directory, "manifest.json")
     clock = HostClock()
+    problems: list[str] = []
     with tqdm(unit=" sim-s", disable=not sys.stderr.isatty(), leave=False, bar_format=_RUN_BAR) as bar:
 
         def on_progress(now_s: float) -> None:
@@ -49,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
             provenance=provenance(),
             host=clock.info,
             on_progress=on_progress,
+            on_problem=problems.append,
         )
     for name, value in figures.items():
         metric = METRICS.get(name)
@@ -56,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     wall_s = clock.elapsed_s()
     speed = figures.get("makespan_s", 0.0) / wall_s if wall_s else 0.0
     print(f"{reason} in {wall_s:.1f} s, {speed:,.0f} x real time; {directory}", file=sys.stderr)
-    return 1 if reason is EndReason.STALLED else 0
+    for problem in problems:
+        print(f"unfinished: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -74,7 +79,14 @@ def sweep(args: argparse.Namespace) -> int:
     if args.fresh:
         _remove(directory, "sweep.json")
     known = provenance()
-    prepare(directory, grid, document, hash_with_policies(known.code_hash, resolved))
+    prepare(
+        directory,
+        grid,
+        document,
+        hash_with_policies(known.code_hash, resolved),
+        trace_hash=hash_workloads(resolved),
+        level=args.record,
+    )
     errors: list[CellResult] = []
     with tqdm(
         total=len(grid.cells[shard[0] :: shard[1]]), unit="cell", smoothing=0.1, file=sys.stderr
@@ -109,7 +121,11 @@ def sweep(args: argparse.Namespace) -> int:
         from sim.cli.inspect import write_and_print_report
 
         write_and_print_report(directory, None)
-    return 1 if outcome.num_failed else 0
+    mine = [directory / CELLS / cell.name for cell in grid.cells[shard[0] :: shard[1]]]
+    cut_off = cells_cut_off(mine)
+    if cut_off:
+        print(f"unfinished: {cut_off_message(cut_off, len(mine))}", file=sys.stderr)
+    return 1 if outcome.num_failed or cut_off else 0
 
 
 def _check_worlds(cells: list[Resolved]) -> None:
@@ -135,8 +151,8 @@ def show_config(resolved: Resolved) -> int:
 
 def provenance() -> Provenance:
     """Of the code as it stands."""
-    commit, dirty = git_state()
-    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash())
+    commit, dirty = git_state(PACKAGES)
+    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash(PACKAGES))
 
 
 _RUN_BAR = "{desc}{n:,.0f} sim-s [{elapsed}, {rate_fmt}]"
@@ -154,4 +170,6 @@ def _remove(directory: Path, marker: str) -> None:
         return
     if not (directory / marker).exists():
         raise UserError(f"{directory}: holds no {marker}, so --fresh does not remove it; give another --out")
+    if is_in_use(directory / marker):
+        raise UserError(f"{directory}: a sweep is running in it; wait for its end or give another --out")
     shutil.rmtree(directory)

@@ -17,9 +17,9 @@ MAX_POINTS = 1_500
 
 
 def turn_latencies(turns: Frame) -> npt.NDArray[np.float64]:
-    """Seconds from submission to the last token of every finished turn."""
+    """Seconds from ready (its tool has returned, its trajectory has started or arrived) to a finished turn's end."""
     done = turns["status"] == "finished"
-    latency = (turns.loc[done, "finished_s"] - turns.loc[done, "submitted_s"]).to_numpy(dtype=np.float64)
+    latency = (turns.loc[done, "finished_s"] - turns.loc[done, "ready_s"]).to_numpy(dtype=np.float64)
     return latency[np.isfinite(latency)]
 
 
@@ -101,5 +101,5 @@ def _axis(ax: Axes, least: float) -> None:
     ax.set_xscale("log")
     ax.set_xlim(left=least * 0.8)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.set_xlabel("turn latency, submission to last token [s]")
+    ax.set_xlabel("turn latency, ready to last token [s]")
     ax.grid(which="major")

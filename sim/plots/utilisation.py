@@ -2,7 +2,7 @@
 
 Exact, not sampled: a turn counts as running from its first engine step to its last token and as waiting from
 its submission to that step; each drawn value is the mean over its interval of time. A failed attempt's first
-step is not recorded, so it counts as running from its submission.
+step is not recorded, so it counts as running from its submission. GPUs of a replica that is down are not there.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,28 @@ from sim.plots.style import (
 Floats = npt.NDArray[np.float64]
 NUM_BINS = 400
 NO_LOADS = pd.DataFrame({"replica_id": [], "started_s": [], "finished_s": []}, dtype=np.float64)
+NO_OUTAGES = NO_LOADS
 
 
 def weight_loads(events: Frame) -> Frame:
     """Weight loads of the replicas, from the wide event table: replica_id, started_s, finished_s."""
     loads = events[events["type"] == "WeightsLoaded"]
     return loads[["replica_id", "started_s", "finished_s"]].astype(np.float64).reset_index(drop=True)
+
+
+def outages(events: Frame) -> Frame:
+    """When replicas were down, from the wide event table: replica_id, started_s, finished_s.
+
+    From a loss or stop to the next time that the replica is ready, else to the end of the run.
+    """
+    known = events[events["type"].isin(["ReplicaReady", "ReplicaLost", "ReplicaStopped"])]
+    rows: list[tuple[float, float, float]] = []
+    for replica_id, own in known.groupby("replica_id", sort=True):
+        ends = [*own["t_s"].iloc[1:], float(events["t_s"].iloc[-1])]
+        for kind, start_s, end_s in zip(own["type"], own["t_s"], ends, strict=True):
+            if kind != "ReplicaReady":
+                rows.append((float(replica_id), float(start_s), float(end_s)))
+    return pd.DataFrame(rows, columns=NO_OUTAGES.columns, dtype=np.float64)
 
 
 def time_mean(starts: Floats, ends: Floats, edges: Floats, cap: float = np.inf) -> Floats:
@@ -55,12 +71,19 @@ def time_mean(starts: Floats, ends: Floats, edges: Floats, cap: float = np.inf) 
     return np.diff(np.interp(edges, times, area)) / np.diff(edges)
 
 
-def utilisation(turns: Frame, replicas: Frame, loads: Frame = NO_LOADS, num_bins: int = NUM_BINS) -> Frame:
+def utilisation(
+    turns: Frame,
+    replicas: Frame,
+    loads: Frame = NO_LOADS,
+    down: Frame = NO_OUTAGES,
+    num_bins: int = NUM_BINS,
+) -> Frame:
     """Use of the replicas of each TP degree over time.
 
     Rows: tp, t_s (middle of the interval); running_share, paused_share, idle_share of the GPUs there at that
     time (1 in all, nan when none is there); num_running, num_waiting: mean turns on all replicas of that TP
-    degree. paused (a weight load) needs `loads` (`weight_loads`), else that time counts as what it would be.
+    degree. paused (a weight load) needs `loads` (`weight_loads`), else that time counts as what it would be; so
+    do times without a replica between its lives and `down` (`outages`).
     """
     end_s = float(replicas["end_s"].max()) if len(replicas) else 0.0
     if not end_s > 0.0:
@@ -68,12 +91,13 @@ def utilisation(turns: Frame, replicas: Frame, loads: Frame = NO_LOADS, num_bins
     edges = np.linspace(0.0, end_s, num_bins + 1)
     known = turns.assign(begin_s=turns["started_s"].fillna(turns["submitted_s"]))
     parts = [
-        _one_class(int(tp), members, known, loads, edges) for tp, members in replicas.groupby("tp", sort=True)
+        _one_class(int(tp), members, known, loads, down, edges)
+        for tp, members in replicas.groupby("tp", sort=True)
     ]
     return pd.concat(parts, ignore_index=True)
 
 
-def _one_class(tp: int, members: Frame, turns: Frame, loads: Frame, edges: Floats) -> Frame:
+def _one_class(tp: int, members: Frame, turns: Frame, loads: Frame, down: Frame, edges: Floats) -> Frame:
     zero = np.zeros(len(edges) - 1)
     there, busy, paused, running, waiting = zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero.copy()
     for replica in members.itertuples(index=False):
@@ -83,7 +107,9 @@ def _one_class(tp: int, members: Frame, turns: Frame, loads: Frame, edges: Float
         )
         load = loads[loads["replica_id"] == replica.replica_id]
         load_start, load_end = (load[name].to_numpy(np.float64) for name in ("started_s", "finished_s"))
+        away = down[(down["replica_id"] == replica.replica_id) & (down["started_s"] < replica.end_s)]
         there += time_mean(np.array([replica.ready_s]), np.array([replica.end_s]), edges)
+        there -= time_mean(away["started_s"].to_numpy(), away["finished_s"].to_numpy(), edges)
         stopped = time_mean(load_start, load_end, edges, cap=1.0)
         covered = time_mean(
             np.concatenate([begin, load_start]), np.concatenate([end, load_end]), edges, cap=1.0
@@ -93,7 +119,7 @@ def _one_class(tp: int, members: Frame, turns: Frame, loads: Frame, edges: Float
         running += time_mean(begin, end, edges)
         waiting += time_mean(submitted, begin, edges)
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = [np.where(there > 0, part / there, np.nan) for part in (busy, paused)]
+        shares = [np.where(there > 1e-9, part / there, np.nan) for part in (busy, paused)]
     return pd.DataFrame(
         {
             "tp": tp,
@@ -108,9 +134,16 @@ def _one_class(tp: int, members: Frame, turns: Frame, loads: Frame, edges: Float
 
 
 @styled
-def plot_utilisation(turns: Frame, replicas: Frame, loads: Frame = NO_LOADS, *, title: str = "") -> Figure:
+def plot_utilisation(
+    turns: Frame,
+    replicas: Frame,
+    loads: Frame = NO_LOADS,
+    down: Frame = NO_OUTAGES,
+    *,
+    title: str = "",
+) -> Figure:
     """A row per TP degree: left the use of its GPUs over time, right the turns running and waiting there."""
-    frame = utilisation(turns, replicas, loads)
+    frame = utilisation(turns, replicas, loads, down)
     degrees = sorted(frame["tp"].unique()) if len(frame) else []
     width = 9.5
     figure = new_chart(width, 0.9 + 1.75 * max(1, len(degrees)))

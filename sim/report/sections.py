@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from libra.record.frames import step_times
+from sim.endings import FINISHED
 from sim.report import page
 from sim.results import RunResult, SweepResult
 from sim.results.labels import HEADLINE, label, number, sentence
@@ -68,7 +69,7 @@ def _cells(sweep: SweepResult) -> str:
                 *(number(cell[name] * label(name).scale) for name in metrics),
             ]
         )
-        if cell["status"] == "failed":
+        if cell["status"] not in ("finished", "missing"):
             marked.append((number_of_row, len(sweep.axes) + 1, "failed"))
     table = markup(head, rows, left=len(sweep.axes), classes=marked)
     return f"<details><summary>{len(rows)} cells</summary>{page.scroll(table)}</details>"
@@ -81,6 +82,10 @@ def run_sections(run: RunResult) -> Iterator[str]:
         f"One run, seed {manifest.get('seed')}: ended after {number(float(manifest.get('horizon_s', 0.0)))} s "
         f"with {manifest.get('exit_reason')}."
     )
+    if manifest["exit_reason"] not in FINISHED:
+        yield page.notes(
+            ["This run was ended before its work was done: its figures are of an unfinished run."]
+        )
     rows = [list(row) for row in run.figures().itertuples(index=False)]
     table = markup(
         ["metric", "value", "meaning"], rows, left=1, classes=[(i, 2, "l") for i in range(len(rows))]

@@ -14,6 +14,7 @@ from sim.stats import PairedDifference, direction
 HEADLINE: Final = {
     "makespan_s": "makespan s",
     "turn_latency_p95_s": "lat. p95 s",
+    "wasted_share": "waste %",
     "tail_share": "tail %",
     "staleness_mean": "staleness",
     "step_s": "step s",
@@ -21,12 +22,14 @@ HEADLINE: Final = {
 """Metrics that a table shows beside its own, where the runs have them, with a head short enough for a terminal."""
 
 _NAMES: Final[dict[str, str]] = {
+    "trained_tokens_per_s": "trained output rate",
     "output_tokens_per_s": "output rate",
     "trajectories_per_h": "trajectory rate",
-    "train_tokens_per_s": "trained rate",
+    "train_tokens_per_s": "trained context rate",
     "step_s": "step time",
     "num_train_steps": "train steps",
     "step_rollout_wait_s": "rollout wait per step",
+    "step_publish_s": "publication per step",
     "step_train_s": "training per step",
     "sync_s": "sync time",
     "queue_mean_s": "queueing mean",
@@ -35,9 +38,10 @@ _NAMES: Final[dict[str, str]] = {
     "ttft_p95_s": "TTFT p95",
 }
 _COUNTED: Final = {
+    "trained_tokens_per_s": "trained output tokens/s",
     "output_tokens_per_s": "output tokens/s",
     "trajectories_per_h": "trajectories/h",
-    "train_tokens_per_s": "trained tokens/s",
+    "train_tokens_per_s": "trained context tokens/s",
 }
 """Rates, as what an arm makes more or fewer of."""
 

@@ -81,6 +81,11 @@ class RunResult:
         """Weight loads: replica_id, started_s, finished_s."""
         return plots.weight_loads(self.record.events)
 
+    @cached_property
+    def outages(self) -> Frame:
+        """When replicas were down: replica_id, started_s, finished_s."""
+        return plots.outages(self.record.events)
+
     @property
     def summary(self) -> pd.Series:
         """The figures of the run by metric name (`libra.record.metrics.METRICS`), in their units."""
@@ -100,7 +105,7 @@ class RunResult:
 
     def plot_utilisation(self) -> Figure:
         """Use of the GPUs of each TP degree over time (`sim.plots.plot_utilisation`)."""
-        return plots.plot_utilisation(self.turns, self.replicas, self.loads)
+        return plots.plot_utilisation(self.turns, self.replicas, self.loads, self.outages)
 
     def plot_latency_cdf(self) -> Figure:
         """Distribution of turn latency, by TP degree and of all turns."""

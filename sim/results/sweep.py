@@ -1,7 +1,8 @@
 """A sweep: every cell as a row, arms against the baseline, plots over cells.
 
-Guarantees that no cell goes missing unseen: a cell that failed or has not run yet is a row with its status,
-and every comparison says how many seeds it lacks.
+Guarantees that no cell goes missing unseen: a cell that failed, was cut off or has not run yet is a row with its
+status, and every comparison says how many seeds it lacks. A cell that was cut off (`time_limit`) is in no mean and
+no plot over cells: it did less work than the cells that it would be compared with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ from libra.errors import UserError
 from libra.record.frames import Frame
 from libra.record.metrics import METRICS
 from sim import plots
-from sim.results.labels import HEADLINE, difference, interval, label, number
-from sim.results.reading import FailedCell, SweepFile, finished_cells, read_failed, read_sweep_file
+from sim.endings import FINISHED
+from sim.results.labels import label
+from sim.results.reading import CellKey, FailedCell, SweepFile, finished_cells, read_failed, read_sweep_file
 from sim.results.run import RunResult
+from sim.results.table import sweep_footnotes, sweep_rows
 from sim.results.text import fit_columns, markup
-from sim.stats import PairedDifference, mean_interval, paired_difference
+from sim.stats import PairedDifference, paired_difference
 
 
 class SweepResult:
@@ -58,17 +61,17 @@ class SweepResult:
 
     @cached_property
     def frame(self) -> Frame:
-        """One row per cell of the grid: the axes, seed, status (finished, failed, missing), error, and a column
-        per metric in the metric's own unit (nan unless finished)."""
+        """One row per cell of the grid: the axes, seed, status (finished, failed, missing, or how it was cut off:
+        `time_limit`), error, and a column per metric in the metric's own unit (nan unless finished)."""
         errors = {cell.key: cell.error for cell in self.failed}
         rows: list[dict[str, Any]] = []
         for point in self.file.points():
             for seed in self.file.seeds:
                 key = (*point.values(), seed)
                 run = self._cells.get(key)
-                status = "finished" if run else "failed" if key in errors else "missing"
+                status = _status(run) if run else "failed" if key in errors else "missing"
                 row = {**point, "seed": seed, "status": status, "error": errors.get(key, "")}
-                rows.append(row | (run.record.summary if run else {}))
+                rows.append(row | (run.record.summary if run and status == "finished" else {}))
         head = [*self.axes, "seed", "status", "error"]
         found = {name for row in rows for name in row}
         metrics = [name for name in METRICS if name in found]
@@ -142,7 +145,7 @@ class SweepResult:
         return ", ".join(f"{name}={value}" for name, value in zip([*self.axes, "seed"], key, strict=True))
 
     def runs(self, point: Mapping[str, str]) -> list[RunResult]:
-        """Finished cells at the points that `point` names, in grid order."""
+        """Recorded cells at the points that `point` names, in grid order, those that were cut off included."""
         at = {self.axes.index(axis): name for axis, name in point.items()}
         return [run for key, run in self._cells.items() if all(key[i] == name for i, name in at.items())]
 
@@ -152,11 +155,16 @@ class SweepResult:
         return [dict(zip(self.other_axes, place, strict=True)) for place in product(*names)]
 
     def representative(self) -> RunResult | None:
-        """The baseline's cell of the first seed, or the finished cell with tables that comes closest to it."""
+        """The baseline's cell of the first seed, or the cell with tables that comes closest to it; finished ones
+        come before those that were cut off."""
         baseline = [self.file.baseline.get(axis, points[0]) for axis, points in self.file.axes.items()]
         full = [(key, run) for key, run in self._cells.items() if run.is_full]
         # max keeps the first of equals, which is the one with the earliest seed.
-        best = max(full, key=lambda item: sum(map(str.__eq__, item[0][:-1], baseline)), default=None)
+
+        def closeness(item: tuple[CellKey, RunResult]) -> tuple[bool, int]:
+            return _status(item[1]) == "finished", sum(map(str.__eq__, item[0][:-1], baseline))
+
+        best = max(full, key=closeness, default=None)
         return None if best is None else best[1]
 
     def table(self) -> str:
@@ -169,78 +177,20 @@ class SweepResult:
         head = f"{self.name}: {shown.text}, mean over {count} seed{'s' if count > 1 else ''}"
         rows = self.rows()
         if not rows:
-            return f"{head}\nno cell has finished"
+            return "\n".join([head, "no cell has finished", *self.footnotes()])
         lines = fit_columns(rows, left=len(self.axes), keep=len(self.axes) + 5)
         return "\n".join([head, *lines, *self.footnotes()])
 
     def rows(self) -> list[list[str]]:
         """Cells of `table`, the head first; no rows at all where no cell has finished. n: seeds in the means."""
-        extra = [name for name in HEADLINE if name in self.metrics and name != self.file.metric]
-        shown = label(self.file.metric)
-        compared = {(row.axis, self._key(row)): row for row in self.differences()}
-        marks = {
-            (metric, row.axis, self._key(row))
-            for metric in extra
-            for row in self.differences(metric)
-            if row.verdict in ("better", "worse", "higher", "lower")
-        }
-        columns = [*self.other_axes, self.axis] if self.axis else []
-        head = [*columns, shown.unit or shown.name, "difference", "95 % interval", "verdict", "n"]
-        rows = [head + [HEADLINE[metric] for metric in extra]]
-        for point in self._ordered_points():
-            cells = self._at(point)
-            values = cells[self.file.metric].dropna().to_numpy(dtype=np.float64)
-            row = compared.get((self.axis, tuple(point.values())))
-            own = [number(mean_interval(values).mean * shown.scale)]
-            if row is not None:
-                own += [difference(row), interval(row), row.verdict if row.method != "none" else "-"]
-            else:
-                own += ["baseline" if self.file.baseline else "-", "", ""]
-            own.append(str(len(values)))
-            for metric in extra:
-                mark = "*" if (metric, self.axis, tuple(point.values())) in marks else " "
-                own.append(number(float(cells[metric].mean()) * label(metric).scale) + mark)
-            rows.append([*(point[axis] for axis in columns), *own])
-        return rows if self.frame["status"].eq("finished").any() else []
+        return sweep_rows(self)
 
     def footnotes(self) -> list[str]:
         """What a reader of `table` has to know, line by line."""
-        notes: list[str] = []
-        rows = self.differences()
-        if rows:
-            against = ", ".join(f"{axis}={point}" for axis, point in self.file.baseline.items())
-            known = METRICS.get(self.file.metric)
-            better = f"; {known.better} is better" if known and known.better != "neutral" else ""
-            notes.append(f"difference: mean of paired differences over seeds, against {against}{better}")
-            methods = {row.method for row in rows}
-            if "student t" in methods:
-                notes.append("interval: Student t, because a bootstrap needs 5 pairs")
-            if "none" in methods:
-                notes.append("one pair of seeds gives no interval: run more seeds for a verdict")
-            if any(name in self.metrics for name in HEADLINE):
-                notes.append("*: the paired difference from the baseline has an interval without 0")
-        status = self.frame["status"].value_counts()
-        for word in ("failed", "missing"):
-            if word in status:
-                notes.append(f"{status[word]} of {len(self.frame)} cells {word}")
-        return notes
+        return sweep_footnotes(self)
 
-    def _key(self, row: PairedDifference) -> tuple[str, ...]:
-        return tuple(row.point if axis == row.axis else row.others[axis] for axis in self.axes)
-
-    def _ordered_points(self) -> list[dict[str, str]]:
-        """Points by the other axes first, the baseline first among those compared with it."""
-        first = self.file.baseline.get(self.axis)
-        order = {axis: {name: i for i, name in enumerate(points)} for axis, points in self.file.axes.items()}
-
-        def place(point: dict[str, str]) -> tuple[Any, ...]:
-            others = [order[axis][point[axis]] for axis in self.other_axes]
-            own = [point[self.axis] != first, order[self.axis][point[self.axis]]] if self.axis else []
-            return (*others, *own)
-
-        return sorted(self.file.points(), key=place)
-
-    def _at(self, point: Mapping[str, str]) -> Frame:
+    def at(self, point: Mapping[str, str]) -> Frame:
+        """Rows of `frame` at the points that `point` names."""
         chosen = self.frame
         for axis, name in point.items():
             chosen = chosen[chosen[axis] == name]
@@ -271,7 +221,7 @@ class SweepResult:
         """Turn latency of each point of the compared axis, all seeds together, at one point of the other axes.
 
         `others`: axis=point; axes left out stand at the baseline, else at their first point. Cells recorded as
-        summaries have no turns; a point with none but those is left out.
+        summaries have no turns, and cells that were cut off do not count; a point with none but those is left out.
         """
         at = {
             axis: others.get(axis, self.file.baseline.get(axis, self.file.axes[axis][0]))
@@ -280,7 +230,7 @@ class SweepResult:
         parts: dict[str, Any] = {}
         for name in self.file.axes.get(self.axis, [self.name]):
             runs = self.runs(at | ({self.axis: name} if self.axis else {}))
-            found = [plots.turn_latencies(run.turns) for run in runs if run.is_full]
+            found = [plots.turn_latencies(r.turns) for r in runs if r.is_full and _status(r) == "finished"]
             if found:
                 parts[name] = np.concatenate(found)
         place = ", ".join(f"{axis}: {name}" for axis, name in at.items())
@@ -296,3 +246,9 @@ class SweepResult:
         return markup(
             rows[0], rows[1:], caption=f"{self.name}: {label(self.file.metric).text}", left=len(self.axes)
         )
+
+
+def _status(run: RunResult) -> str:
+    """`finished`, or how a run that did not come to its end was ended."""
+    reason = str(run.manifest["exit_reason"])
+    return "finished" if reason in FINISHED else reason

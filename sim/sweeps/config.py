@@ -11,16 +11,18 @@ class SweepConfig:
     """A grid.
 
     axes: name -> points. Points are either a mapping of point name -> {key path: value} (any number of keys, a
-    mapping value replaces the whole section), or, when the axis is named after a key path, a list of values.
+    mapping value replaces the whole section), or, when the axis is named after a key path, a list of values. A point
+    or an axis that comes from a base_config is dropped by null in its place.
     seeds: a number n (seeds 0 .. n-1 on top of the experiment's own) or a list.
     baseline: axis -> point that the others are compared with; by default the first point of the first axis.
-    metric: the figure that the report is about.
+    metric: the figure that the report is about; by default trained_tokens_per_s where every cell trains, else
+    output_tokens_per_s.
     """
 
     axes: dict[str, Any] = field(default_factory=dict[str, Any])
     seeds: int | tuple[int, ...] = 1
     baseline: dict[str, Any] = field(default_factory=dict[str, Any])
-    metric: str = "output_tokens_per_s"
+    metric: str = ""
 
     def seed_list(self, first: int) -> list[int]:
         """The seeds of the grid. Raises UserError for an empty or repeated list."""

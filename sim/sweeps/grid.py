@@ -7,7 +7,7 @@ seed and their own names only. Every cell is validated before the first one runs
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -15,7 +15,9 @@ from libra.config.document import Document, apply_overrides
 from libra.config.resolve import Resolved, resolve
 from libra.config.validate import nearest_hint, validate
 from libra.errors import UserError
-from libra.record.metrics import METRICS
+from libra.record.figures import METRICS, headline
+from libra.record.manifest import file_sha256
+from libra.workloads.opening import workload_files
 from sim.config import SimConfig
 from sim.sweeps.config import SweepConfig
 
@@ -55,7 +57,7 @@ def expand(document: Document) -> Grid:
     """The grid of a document. Raises UserError for an empty axis, an unknown point, a bad key."""
     block = document.tree.get("sweep")
     config = validate(SweepConfig, {} if block is None else block, document, ("sweep",))
-    if config.metric not in METRICS:
+    if config.metric and config.metric not in METRICS:
         raise UserError(
             f"{document.origin(('sweep', 'metric'))}: sweep.metric: "
             f"{config.metric} is no metric{nearest_hint(config.metric, list(METRICS))}"
@@ -76,6 +78,9 @@ def expand(document: Document) -> Grid:
             own.replace("seed", seed, f"seed {seed} of the sweep")
             cells.append(Cell(_cell_name(point, seed, document), point, seed, own))
     names = {axis: list(named) for axis, named in points.items()}
+    if not config.metric:
+        # Not validated yet: what is no number of GPUs is refused when its cell is resolved.
+        config = replace(config, metric=headline(all(c.document.tree.get("train_gpus") for c in cells)))
     return Grid(config, names, seeds, _baseline(config, names, document), cells)
 
 
@@ -83,6 +88,25 @@ def hash_with_policies(code_hash: str, resolved: Iterable[Resolved]) -> str:
     """The code's hash with that of every policy of the sweep: an edited policy is other code."""
     sources = sorted({digest for one in resolved for digest in one.policy_hashes().values()})
     return hashlib.sha256("".join([code_hash, *sources]).encode()).hexdigest()
+
+
+def hash_workloads(resolved: Iterable[Resolved]) -> str:
+    """Hash of the files that the sweep's workloads are read from, empty if there are none.
+
+    Raises UserError for a file that cannot be read.
+    """
+    paths = {
+        path
+        for one in resolved
+        for path in workload_files(one.experiment.workload, base_dir=one.workload_folder)
+    }
+    digests: list[str] = []
+    for path in sorted(paths):
+        try:
+            digests.append(file_sha256(path))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest() if digests else ""
 
 
 def _points(axis: str, given: Any, document: Document) -> dict[str, dict[str, Any]]:
@@ -96,7 +120,12 @@ def _points(axis: str, given: Any, document: Document) -> dict[str, dict[str, An
         points = {}
         for name, overrides in cast(dict[Any, Any], given).items():
             if not isinstance(overrides, dict):
-                raise UserError(f"{place}.{name}: a point is a mapping of key paths to values")
+                raise UserError(
+                    f"{place}.{name}: a point is a mapping of key paths to values, {{}} for the experiment as it is; "
+                    "null drops a point of the base_config, which has none of this name"
+                    if overrides is None
+                    else f"{place}.{name}: a point is a mapping of key paths to values"
+                )
             points[str(name)] = {str(key): value for key, value in cast(dict[Any, Any], overrides).items()}
     else:
         raise UserError(f"{place}: give a list of values, or a mapping of named points")

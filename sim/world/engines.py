@@ -23,6 +23,7 @@ from sim.engine import make_engine
 from sim.engine.base import CostTable, Engine, EngineSpec, Request
 from sim.world.episodes import Episode, Forks
 from sim.world.turn_request import TurnRequest, failed_before_start, failed_event, finished_event
+from sim.world.unnoticed import Unnoticed, went_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,12 @@ class ReplicaPlan:
 class Replica:
     """A replica over its lives."""
 
-    __slots__ = ("engine", "plan", "ready_s", "slow", "starting", "totals")
+    __slots__ = ("engine", "plan", "ready_s", "slow", "starting", "totals", "unnoticed")
 
     def __init__(self, plan: ReplicaPlan) -> None:
         self.plan = plan
         self.engine: Engine | None = None  # None while down
+        self.unnoticed: Unnoticed | None = None  # from its death until that is known
         self.slow = False
         self.starting = False
         self.totals: list[tuple[float, float, Engine]] = []  # (ready, gone, engine) of each life
@@ -90,7 +92,11 @@ class SimEngines:
         replica = self.replicas[action.replica_id]
         engine = replica.engine
         if engine is None:  # it died while the action was under way
-            self._emit(failed_before_start(action_id, action, to_seconds(self._clock.now)))
+            now_s = to_seconds(self._clock.now)
+            if replica.unnoticed is not None:
+                replica.unnoticed.never_begun.append((action_id, action, now_s))
+            else:
+                self._emit(failed_before_start(action_id, action, now_s, now_s))
             return
         episode, turn = self._episodes[action.trajectory_id], action.turn
         generated = episode.num_generated
@@ -106,7 +112,7 @@ class SimEngines:
         engine.submit(request)
 
     def abort(self, action: act.AbortTurn) -> None:
-        """See `RolloutEngines`. A turn that has ended already is left alone."""
+        """See `RolloutEngines`. A turn that has ended already is left alone, and a dead replica answers nothing."""
         request = self._requests.get(action.submit_id)
         if request is not None:
             engine = self.replicas[request.replica_id].engine
@@ -118,7 +124,7 @@ class SimEngines:
         replica = self.replicas[action.replica_id]
         engine = replica.engine
         if engine is None:
-            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+            self._cannot(replica, action_id)
             return
         pending = self._pending[action.replica_id]
         pending.add(action_id)
@@ -140,7 +146,7 @@ class SimEngines:
     def start(self, action_id: ActionId, action: act.StartReplica) -> None:
         """See `RolloutEngines`. The replica comes up where its plan says, with the published weights."""
         replica = self.replicas.get(action.replica_id)
-        if replica is None or replica.engine is not None or replica.starting:
+        if replica is None or replica.engine or replica.starting or replica.unnoticed:
             message = "no such replica in this cluster" if replica is None else "it is running or starting"
             self._emit(ev.ActionFailed(action_id, FailureKind.REFUSED, message))
             return
@@ -149,9 +155,10 @@ class SimEngines:
 
     def drain(self, action_id: ActionId, action: act.DrainReplica) -> None:
         """See `RolloutEngines`."""
-        engine = self.replicas[action.replica_id].engine
+        replica = self.replicas[action.replica_id]
+        engine = replica.engine
         if engine is None:
-            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+            self._cannot(replica, action_id)
             return
         pending = self._pending[action.replica_id]
         pending.add(action_id)
@@ -169,24 +176,34 @@ class SimEngines:
         replica = self.replicas[action.replica_id]
         engine = replica.engine
         if engine is None:
-            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+            self._cannot(replica, action_id)
             return
         replica.engine = None
-        self._take_down(replica, engine, FailureKind.ABORTED)
+        for pending_id in self._take_down(replica, engine, FailureKind.ABORTED):
+            self._emit(went_down(pending_id, FailureKind.ABORTED))
         self._emit(ev.ReplicaStopped(action_id, action.replica_id))
 
     # -- faults and polling -------------------------------------------------------------------------------
 
-    def lose(self, replica_id: ReplicaId) -> bool:
-        """The replica dies now. False if it was down already."""
+    def lose(self, replica_id: ReplicaId, notice_t: int) -> bool:
+        """The replica dies now, which is known `notice_t` ticks later. False if it was down already."""
         replica = self.replicas[replica_id]
         engine = replica.engine
         if engine is None:
             return False
-        replica.engine = None  # before anybody hears of it: the answer may be to start it again
-        self._emit(ev.ReplicaLost(replica_id))
-        self._take_down(replica, engine, FailureKind.REPLICA_LOST)
+        replica.engine = None
+        unnoticed = replica.unnoticed = Unnoticed()
+        unnoticed.actions += self._take_down(replica, engine, FailureKind.REPLICA_LOST)
+        if notice_t:
+            self._clock.call_later(notice_t, lambda: self._notice(replica, unnoticed))
+        else:
+            self._notice(replica, unnoticed)
         return True
+
+    def _notice(self, replica: Replica, unnoticed: Unnoticed) -> None:
+        """A health check finds the replica dead."""
+        replica.unnoticed = None  # before anybody hears of it: the answer may be to start it again
+        unnoticed.notice(replica.plan.replica_id, self._clock.now, self._emit)
 
     def set_slow(self, replica_id: ReplicaId, slow: bool) -> None:
         """Make the replica a straggler, or no longer."""
@@ -242,15 +259,22 @@ class SimEngines:
             )
         )
 
-    def _take_down(self, replica: Replica, engine: Engine, kind: FailureKind) -> None:
+    def _cannot(self, replica: Replica, action_id: ActionId) -> None:
+        """The replica is down: the action fails, as soon as that is known."""
+        if replica.unnoticed is not None:
+            replica.unnoticed.actions.append(action_id)
+        else:
+            self._emit(ev.ActionFailed(action_id, FailureKind.REPLICA_LOST, "replica is down"))
+
+    def _take_down(self, replica: Replica, engine: Engine, kind: FailureKind) -> list[ActionId]:
+        """End the engine and its turns; what else was pending on it is the caller's to end."""
         engine.settle()
         replica.totals.append((replica.ready_s, to_seconds(self._clock.now), engine))
         pending = self._pending[replica.plan.replica_id]
         unfinished = sorted(pending)
         pending.clear()
         engine.stop(kind)
-        for action_id in unfinished:
-            self._emit(ev.ActionFailed(action_id, kind, "the replica went down"))
+        return unfinished
 
     def _on_end(self, request: Request, failure: FailureKind | None) -> None:
         assert isinstance(request, TurnRequest)
@@ -259,5 +283,9 @@ class SimEngines:
         if failure is None:
             self._emit(finished_event(request))
             self._after_turn(request.episode, request.turn)
+            return
+        unnoticed = self.replicas[request.replica_id].unnoticed
+        if unnoticed is not None:
+            unnoticed.turns.append(request)
         else:
             self._emit(failed_event(request, failure))

@@ -45,23 +45,27 @@ class ReplicaFaults:
 
     def schedule(self) -> None:
         """Arm all faults; call once, before the run."""
-        mean_s = self._config.replica_loss.mean_time_between_losses_s
+        loss = self._config.replica_loss
+        mean_s = loss.mean_time_between_losses_s
         if mean_s > 0:
             for replica_id in self._engines.replicas:
-                self._arm_loss(replica_id, stream(self._seed, "faults.replica_loss", replica_id), mean_s)
+                rng = stream(self._seed, "faults.replica_loss", replica_id)
+                self._arm_loss(replica_id, rng, mean_s, to_ticks(loss.detection_delay_s))
         straggler = self._config.straggler
         if straggler.fraction > 0:
             ids = list(self._engines.replicas)
-            count = round(straggler.fraction * len(ids))
+            count = straggler.num_slow(len(ids))
             for i in stream(self._seed, "faults.straggler").permutation(len(ids))[:count].tolist():
                 self._arm_slow(ids[i], straggler.start_s, slow=True)
                 if straggler.end_s > straggler.start_s:
                     self._arm_slow(ids[i], straggler.end_s, slow=False)
 
-    def _arm_loss(self, replica_id: ReplicaId, rng: np.random.Generator, mean_s: float) -> None:
+    def _arm_loss(
+        self, replica_id: ReplicaId, rng: np.random.Generator, mean_s: float, notice_t: int
+    ) -> None:
         def strike() -> None:
-            self._engines.lose(replica_id)
-            self._arm_loss(replica_id, rng, mean_s)
+            self._engines.lose(replica_id, notice_t)
+            self._arm_loss(replica_id, rng, mean_s, notice_t)
 
         self._clock.call_later(max(1, to_ticks(rng.exponential(mean_s))), strike)
 

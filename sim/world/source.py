@@ -14,7 +14,7 @@ from sim.world.faults import ToolFaults
 
 
 class SimSource:
-    """See the module. `on_pushed_end()` is told when the last pushed trajectory has arrived."""
+    """See the module."""
 
     def __init__(
         self,
@@ -62,14 +62,12 @@ class SimSource:
         if self._refill():
             due_t = to_ticks(self._arrivals[-1][0])
             self._clock.call_later(max(0, due_t - self._clock.now), self._push)
+        else:
+            self._emit(ev.SourceExhausted())
 
     def _push(self) -> None:
         self._arrive()
-        more = self._refill()
-        if more:
-            self._schedule_push()
-        else:
-            self._emit(ev.SourceExhausted())
+        self._schedule_push()
 
     def _arrive(self) -> None:
         _, arrived, episode = self._arrivals.pop()

@@ -68,8 +68,10 @@ def failed_event(request: TurnRequest, kind: FailureKind) -> ev.TurnFailed:
     )
 
 
-def failed_before_start(action_id: ActionId, action: SubmitTurn, now_s: float) -> ev.TurnFailed:
-    """The replica died while the action was under way."""
+def failed_before_start(
+    action_id: ActionId, action: SubmitTurn, submitted_s: float, failed_s: float
+) -> ev.TurnFailed:
+    """The replica was dead when the turn came to it."""
     nothing = WeightVersion(-1)
     return ev.TurnFailed(
         action_id,
@@ -85,6 +87,6 @@ def failed_before_start(action_id: ActionId, action: SubmitTurn, now_s: float) -
         version_first=nothing,
         version_last=nothing,
         version_token_sum=0,
-        submitted_s=now_s,
-        failed_s=now_s,
+        submitted_s=submitted_s,
+        failed_s=failed_s,
     )

@@ -52,8 +52,8 @@ class World:
         """Seconds since the start of the run."""
         raise AssertionError("a world has a clock")
 
-    def lose(self, replica_id: int) -> None:
-        """A replica dies."""
+    def die(self, replica_id: int) -> None:
+        """A replica dies, and nobody knows yet."""
         raise AssertionError("a world can lose a replica")
 
     # -- of all -------------------------------------------------------------------------------------------
@@ -152,6 +152,12 @@ class World:
     def start(self, replica: int = 0) -> ActionId:
         """Start a replica."""
         return self.send(act.StartReplica(ReplicaId(replica), 1, 0, ""))
+
+    def lose(self, replica: int) -> None:
+        """A replica dies and is found dead."""
+        known = len(self.of(ev.ReplicaLost))
+        self.die(replica)
+        self.run_until(lambda: len(self.of(ev.ReplicaLost)) > known)
 
     def train(self, *groups: int) -> ActionId:
         """A step on some groups."""

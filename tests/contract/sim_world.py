@@ -18,7 +18,7 @@ from tests.contract import script
 from tests.contract.harness import World
 
 STEP_T = to_ticks(0.01)
-LOAD_S, START_S, TRAIN_S, PUBLISH_S = 2.0, 3.0, 4.0, 1.0
+LOAD_S, START_S, TRAIN_S, PUBLISH_S, NOTICE_S = 2.0, 3.0, 4.0, 1.0, 0.5
 
 
 class SimWorld(World):
@@ -61,5 +61,5 @@ class SimWorld(World):
     def now_s(self) -> float:
         return to_seconds(self.clock.now)
 
-    def lose(self, replica_id: int) -> None:
-        self.engines.lose(ReplicaId(replica_id))
+    def die(self, replica_id: int) -> None:
+        self.engines.lose(ReplicaId(replica_id), to_ticks(NOTICE_S))

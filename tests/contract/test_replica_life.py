@@ -76,6 +76,43 @@ def test_a_loss_is_told_first_and_then_what_was_lost(world):
         assert_failed(event, FailureKind.REPLICA_LOST, ev.TurnFailed)
 
 
+def test_until_a_death_is_known_nothing_is_heard_of_what_was_lost(world):
+    ids = generating(world, 0, 1)
+    before, died_s = len(world.events), world.now_s()
+    world.die(0)
+    world.die(0)
+    assert world.events[before:] == []
+    world.run_until(lambda: len(world.events) > before + len(ids))
+    noticed_s = world.now_s()
+    assert noticed_s > died_s
+    lost, *failed = world.events[before:]
+    assert lost == ev.ReplicaLost(0)
+    assert {event.failed_s for event in failed} == {noticed_s}
+    world.wait(30.0)
+    assert len(world.of(ev.ReplicaLost)) == 1
+
+
+@pytest.mark.parametrize("ask", ["submit", "load", "drain", "stop"])
+def test_what_is_asked_of_a_dead_replica_hangs_until_that_is_known(world, ask):
+    publish(world)
+    (under_way,) = generating(world, 0)
+    world.begin(2)
+    world.die(0)
+    before = len(world.events)
+    world.wait(0.1)
+    action_id = world.submit(2) if ask == "submit" else getattr(world, ask)()
+    world.abort(0, under_way)
+    world.wait(0.1)
+    assert world.events[before:] == []
+    failed = ev.TurnFailed if ask == "submit" else ev.ActionFailed
+    assert_failed(world.end_of(action_id), FailureKind.REPLICA_LOST, failed)
+    assert_failed(world.end_of(under_way), FailureKind.REPLICA_LOST, ev.TurnFailed)
+    world.wait(30.0)
+    assert world.open_actions() == []
+    resumed = world.end_of(world.submit(0, replica=1, more=world.closing(under_way)[0].output_tokens))
+    assert type(resumed) is ev.TurnFinished
+
+
 def test_the_other_replica_goes_on(world):
     world.begin(0, 2)
     here, there = world.submit(0, 0), world.submit(2, 1)

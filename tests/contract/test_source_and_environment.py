@@ -99,6 +99,17 @@ def test_nothing_is_heard_of_a_trajectory_that_was_dropped(world, when):
     assert world.events[before:] == []
 
 
+def test_a_start_under_way_ends_also_where_its_trajectory_was_dropped(world):
+    world.end_of(world.fetch())
+    action_id = world.send(act.StartTrajectory(TrajectoryId(0), ""))
+    before = len(world.events)
+    world.drop(0)
+    ended = world.end_of(action_id)
+    assert type(ended) in (ev.TrajectoryStarted, ev.ActionFailed)
+    world.wait(30.0)
+    assert world.events[before:] == [ended]
+
+
 def test_a_trajectory_may_be_dropped_in_answer_to_its_own_event(world):
     world.begin(0)
     world.react = lambda event: world.drop(0) if type(event) is ev.TurnFinished else None

@@ -18,7 +18,10 @@ from sim.simulation import simulate
 GRAIN_S = 1 / 64
 """Latencies are multiples of this, which is a whole number of ticks: twice the time is twice the ticks."""
 
+PRIORITISED = "tests.support.priorities:YoungestFirst"
+
 ROUTERS: list[dict[str, Any]] = [
+    {"scheduler_type": PRIORITISED},
     {"scheduler_type": "load_balance"},
     {"scheduler_type": "load_balance", "sticky": False, "max_queue_length": 2},
     {"scheduler_type": "load_balance", "load_balance_strategy": "round_robin", "max_queue_length": 3},
@@ -81,7 +84,10 @@ def faults() -> st.SearchStrategy[dict[str, Any]]:
         {},
         optional={
             "replica_loss": st.fixed_dictionaries(
-                {"mean_time_between_losses_s": st.sampled_from([2.0, 10.0, 60.0])}
+                {
+                    "mean_time_between_losses_s": st.sampled_from([2.0, 10.0, 60.0]),
+                    "detection_delay_s": st.sampled_from([0.0, 0.5, 5.0]),
+                }
             ),
             "straggler": st.just({"fraction": 0.5, "slowdown": 3.0, "start_s": 1.0, "end_s": 6.0}),
             "slow_tool": st.just({"fraction": 0.3, "slowdown": 5.0, "hang_fraction": 0.1}),
@@ -99,6 +105,7 @@ def experiments(draw, *, faulty: bool = True, training: bool | None = None) -> S
     instances = st.builds(
         lambda tp, count: {"tp": tp, "count": count}, st.sampled_from([1, 2]), st.integers(1, 2)
     )
+    router = draw(st.sampled_from(ROUTERS))
     workload: dict[str, Any] = {"kind": "requests" if kind == "requests" else "turns", "path": "trace.csv"}
     if kind == "pull":
         workload["repeat"] = samples * draw(st.integers(1, 2)) if draw(st.booleans()) else None
@@ -126,10 +133,14 @@ def experiments(draw, *, faulty: bool = True, training: bool | None = None) -> S
                 "max_num_batched_tokens": draw(st.sampled_from([16, 64, 512])),
                 "block_size": draw(st.sampled_from([4, 16])),
                 "enable_prefix_caching": draw(st.booleans()),
-                "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+                "scheduling_policy": draw(
+                    st.sampled_from(
+                        ["fcfs", "priority"] if router["scheduler_type"] == PRIORITISED else ["fcfs"]
+                    )
+                ),
                 "keep_prefix_cache_on_load": draw(st.booleans()),
             },
-            "scheduling": draw(st.sampled_from(ROUTERS)),
+            "scheduling": router,
         },
         "policies": {
             "admission": {

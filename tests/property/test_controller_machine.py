@@ -12,6 +12,7 @@ from libra.policies.length_aware import LengthAware, LengthAwareConfig
 from libra.policies.load_balance import LoadBalance, LoadBalanceConfig
 from libra.policies.recovery import RecoveryConfig
 from libra.policies.train_loop import TrainLoopConfig
+from tests.support.defects import Dropper
 from tests.support.fake_world import FakeWorld, controller, policies, rng
 
 ROUTERS = {
@@ -82,7 +83,8 @@ class ControllerMachine(RuleBasedStateMachine):
             ),
             RecoveryConfig(max_restarts=1000),
         )
-        core = controller(*parts, training=training, total_steps=steps, bound=self.bound)
+        self.dropper = Dropper()
+        core = controller(self.dropper, *parts, training=training, total_steps=steps, bound=self.bound)
         self.world = FakeWorld(core, num_groups=groups, group_size=samples, turns=turns)
         self.world.start((1, 2, 4))
 
@@ -128,6 +130,15 @@ class ControllerMachine(RuleBasedStateMachine):
         starting = [a for _, a in self.world.of(act.StartReplica) if a.replica_id == replica]
         if replica not in self.world.down and not starting:
             self.world.lose(replica)
+
+    @precondition(lambda self: self.world.controller.view.trajectories and not self.over())
+    @rule(data=st.data(), starting=st.booleans())
+    def drop_something(self, data, starting) -> None:
+        """As a policy of somebody's may, at a poll. Starts under way are rare, so half of the drops aim at one."""
+        live = self.world.controller.view.trajectories
+        able = [i for i in live if live[i].place is Place.STARTING] if starting else []
+        self.dropper.told.append(data.draw(st.sampled_from(sorted(able or live))))
+        self.world.send(ev.MetricsSampled((), (), (), ()))
 
     @precondition(lambda self: not self.over())
     @rule(later=st.floats(0, 10))

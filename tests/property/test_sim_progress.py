@@ -11,7 +11,7 @@ from sim.config import SimConfig
 from sim.simulation import simulate
 
 
-def end_of(directory, preset, seed, bound, steps):
+def end_of(directory, preset, seed, bound, steps, **changes):
     tree = {
         "name": "progress",
         "seed": seed,
@@ -26,7 +26,7 @@ def end_of(directory, preset, seed, bound, steps):
         "max_head_offpolicyness": bound,
         "heterogeneous_rollout": {"instances": [{"tp": 4}, {"tp": 2}, {"tp": 1, "count": 2}]},
         "workload": {"kind": "preset", "preset": preset, "num_prompts": 96, "max_context_tokens": 16384},
-    }
+    } | changes
     reason, figures = simulate(
         resolve(Document(tree), {"sim": SimConfig}), directory, level="summary", overwrite=True
     )
@@ -42,6 +42,44 @@ PRESETS = ["search_r1", "dapo_math", "tau_dialogue", "r2e_gym"]
 def test_a_trainer_that_waits_is_never_left_waiting(tmp_path_factory, preset, seed, bound):
     directory = tmp_path_factory.mktemp("progress") / "run"
     assert end_of(directory, preset, seed, bound, 10) is EndReason.STEPS_DONE
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    preset=st.sampled_from(PRESETS),
+    seed=st.integers(0, 999),
+    bound=st.integers(0, 3),
+    on_stale=st.sampled_from(["wait", "drop"]),
+    partial=st.booleans(),
+    reload=st.sampled_from(["parallel", "serial"]),
+    sync=st.integers(1, 3),
+    concurrent=st.sampled_from([5, 40, 96]),
+    loss_s=st.sampled_from([0.0, 300.0]),
+)
+def test_no_setting_of_the_train_loop_stalls_a_run(
+    tmp_path_factory, preset, seed, bound, on_stale, partial, reload, sync, concurrent, loss_s
+):
+    """Few prompts and many steps: the run goes on into what is left when the source has no more."""
+    reason = end_of(
+        tmp_path_factory.mktemp("settings") / "run",
+        preset,
+        seed,
+        max(bound, sync - 1),
+        14,
+        max_concurrent_rollouts=concurrent,
+        sync_interval=sync,
+        partial_rollout=partial,
+        rollout_weight_reload_strategy=reload,
+        policies={
+            "training": {"kind": "async_grpo", "on_stale": on_stale},
+            "recovery": {"kind": "give_up_or_restart", "max_restarts": 10_000, "max_turn_failures": 1_000},
+        },
+        sim={
+            "metrics_period_s": 0.0,
+            "faults": {"replica_loss": {"mean_time_between_losses_s": loss_s}},
+        },
+    )
+    assert reason in (EndReason.STEPS_DONE, EndReason.COMPLETED)
 
 
 @pytest.mark.parametrize("seed", [0, 2])

@@ -53,11 +53,11 @@ def check_staleness(run: Run, small: Small) -> None:
 
 
 def check_replicas(run: Run) -> None:
-    """No replica is busy, paused or idle for longer than it was there."""
+    """No replica is busy, paused, idle or down for longer than it was there."""
     rows = run.replicas
-    for part in ("busy_s", "paused_s", "idle_s"):
+    for part in ("busy_s", "paused_s", "idle_s", "down_s"):
         assert (rows[part] >= -1e-9).all()
-    spent = rows["busy_s"] + rows["paused_s"] + rows["idle_s"]
+    spent = rows["busy_s"] + rows["paused_s"] + rows["idle_s"] + rows["down_s"]
     assert (abs(spent - (rows["end_s"] - rows["ready_s"])) < 1e-6).all()
 
 

@@ -67,6 +67,7 @@ class FakeWorld:
     steps: list[Step] = field(default_factory=list)
     next_group: int = 0
     down: set[int] = field(default_factory=set)
+    weights: dict[ReplicaId, int] = field(default_factory=dict)
     dropped: list[TrajectoryId] = field(default_factory=list)
 
     def send(self, event: ev.Event) -> Sequence[act.Action]:
@@ -80,6 +81,10 @@ class FakeWorld:
                 self.dropped.append(action.trajectory_id)
             elif not isinstance(action, act.AbortTurn):
                 self.pending[ActionId(action_id)] = action
+                if isinstance(
+                    action, act.StartReplica
+                ):  # it reads its weights now, and may be ready much later
+                    self.weights[action.replica_id] = self.published
         return step.actions
 
     def start(self, tps: Sequence[int] = (1, 2), supply: Supply = Supply.PULL) -> None:
@@ -121,7 +126,8 @@ class FakeWorld:
                 self.send(ev.WeightsLoaded(action_id, action.replica_id, action.version, self.now, self.now))
             case act.StartReplica():
                 self.down.discard(action.replica_id)
-                self.send(ready(action.replica_id, action.tp, action_id, self.published))
+                version = self.weights[action.replica_id]
+                self.send(ready(action.replica_id, action.tp, action_id, version))
             case act.DrainReplica():
                 self.send(ev.ReplicaDrained(action_id, action.replica_id))
             case act.StopReplica():

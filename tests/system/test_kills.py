@@ -122,3 +122,16 @@ def test_a_worker_that_is_killed_is_told_of_and_the_rest_kept(folder, experiment
     sweeping.run_to_end(experiment, out, "--jobs", "2")
     assert len(finished_cells(out)) == NUM_CELLS
     assert contents(out) == contents(undisturbed)
+
+
+def test_two_sweeps_in_one_folder_share_the_work(folder, experiment, undisturbed):
+    """Both end with the whole sweep, also where one of them is killed on the way."""
+    out = folder / "shared"
+    first, second, third = (start(experiment, out, "--jobs", "1", hash_seed=i) for i in range(3))
+    assert wait_for(lambda: out.exists() and any((out / "cells").glob("[!.]*")))
+    third.kill()
+    for process in (first, second, third):
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == (-signal.SIGKILL if process is third else 0), err
+    assert len(finished_cells(out)) == NUM_CELLS
+    assert contents(out) == contents(undisturbed)

@@ -1,5 +1,7 @@
 """A record that was changed by hand does not replay, and the first sequence number that differs is named."""
 
+import hashlib
+import json
 import shutil
 
 import numpy as np
@@ -7,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from libra.policies.load_balance import LoadBalance
+from libra.record.manifest import file_sha256
 from sim.cli.main import main
 from tests.system.tiny import write_experiment
 
@@ -151,7 +155,99 @@ def test_two_rows_that_changed_places(run, capsys, name):
 
     rewrite(run, name, tamper)
     (line,) = differences(run, capsys)
-    assert f"seq {seqs[0]}" in line or "action 12 is missing or out of its place" in line
+    assert (
+        f"seq {seqs[0]}: {'the event is missing or' if name == 'events' else 'action 12 is'} out of" in line
+    )
+
+
+def test_an_action_that_is_missing_is_named_with_its_neighbours(run, capsys):
+    causes: list[int] = []
+
+    def tamper(table):
+        causes.extend(table.column("cause").to_pylist()[11:14])
+        return pa.concat_tables([table.slice(0, 12), table.slice(13)])
+
+    rewrite(run, "actions", tamper)
+    (line,) = differences(run, capsys)
+    assert f"seq {causes[0]} to seq {causes[2]}: action 12 is missing" in line
+
+
+def rewrite_unseen(run, name: str, change) -> None:
+    """Replace a table, and what the manifest says of its file: only the replay itself can find the change."""
+    rewrite(run, name, change)
+    manifest = run / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["files"][f"{name}.parquet"] = file_sha256(run / f"{name}.parquet")
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_two_actions_of_a_step_that_changed_places_with_their_numbers(run, capsys):
+    named: list[tuple[int, int]] = []
+
+    def tamper(table):
+        causes, kinds = table.column("cause").to_pylist(), table.column("type").to_pylist()
+        row = next(
+            i for i in range(len(causes) - 1) if causes[i] == causes[i + 1] and kinds[i] != kinds[i + 1]
+        )
+        named.append((causes[row], row))
+        order = list(range(table.num_rows))
+        order[row], order[row + 1] = order[row + 1], order[row]
+        ids = table.column("action_id")
+        swapped = table.take(order)
+        return swapped.set_column(swapped.schema.names.index("action_id"), "action_id", ids)
+
+    rewrite_unseen(run, "actions", tamper)
+    (line,) = differences(run, capsys)
+    assert f"seq {named[0][0]}: action {named[0][1]}: recorded " in line
+
+
+FOUR = hashlib.sha256(b"4").hexdigest()
+ODD_VALUES = {
+    "replica that is none": ("events", "TurnFinished", "replica_id", lambda v: 99),
+    "action that is none": ("events", "TurnFinished", "closes", lambda v: 10**6),
+    "trajectory that is none": ("events", "ToolReturned", "trajectory_id", lambda v: 10**6),
+    "time that goes back": ("events", "ToolReturned", "t_s", lambda v: 0.0),
+    "outcome that is none": ("events", "ToolReturned", "status", lambda v: "odd"),
+    "type that is none": ("events", "ToolReturned", "type", lambda v: "Odd"),
+    "another type": ("events", "ToolReturned", "type", lambda v: "WeightsLoaded"),
+    "nothing for a number": ("events", "TurnFinished", "output_tokens", lambda v: None),
+    "action of no type": ("actions", "SubmitTurn", "type", lambda v: "Odd"),
+    "action of nobody": ("actions", "SubmitTurn", "cause", lambda v: None),
+}
+
+
+@pytest.mark.parametrize(("name", "kind", "column", "change"), ODD_VALUES.values(), ids=ODD_VALUES)
+def test_a_record_that_no_run_could_have_made(run, capsys, name, kind, column, change):
+    rewrite_unseen(run, name, lambda table: with_value(table, row_of(table, kind), column, change))
+    (line,) = differences(run, capsys)
+    assert "seq " in line
+
+
+def test_a_policy_that_fails_on_what_it_is_told_again(run, capsys, monkeypatch):
+    asked = []
+
+    def on_event(policy, now, event, view):
+        asked.append(event)
+        if len(asked) == 7:
+            raise TypeError("not again\nat all")
+        return right(policy, now, event, view)
+
+    right = LoadBalance.on_event
+    monkeypatch.setattr(LoadBalance, "on_event", on_event)
+    (line,) = differences(run, capsys)
+    assert "seq " in line
+    assert "libra.policies.load_balance:LoadBalance failed at seq " in line
+    assert "TypeError: not again (" in line
+
+
+@pytest.mark.parametrize("change", [{"policies": ["a"]}, {"files": 4}, {"config": 4, "config_sha256": FOUR}])
+def test_a_manifest_that_no_program_wrote(run, refused, change):
+    manifest = run / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps(content | change), encoding="utf-8")
+    message = refused("replay", run)
+    assert message.startswith(f"{run}: damaged (")
+    assert message.endswith("; run it again")
 
 
 def test_a_row_too_many(run, capsys):

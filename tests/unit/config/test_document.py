@@ -120,3 +120,24 @@ def test_overrides_do_not_share_their_values():
 def test_a_value_is_no_section():
     with pytest.raises(UserError, match=r"^here: a\.b\.c: a\.b is a value, not a section; set a\.b itself$"):
         Document({"a": {"b": 1}}).replace("a.b.c", 2, "here")
+
+
+def test_null_drops_a_section_of_the_base(tmp_path):
+    path = write(
+        tmp_path,
+        child="base_config: middle.yaml\na: {x: null, v: null}\nlist:\nnew: null\n",
+        middle="base_config: base.yaml\na: {y: null}\n",
+        base="a:\n  x: {k: 1}\n  y: {k: 2}\n  z: {k: 3}\n  v: 5\nlist: [1, 2]\n",
+    )
+    document = load_document(path)
+    assert document.tree == {"a": {"z": {"k": 3}, "v": None}, "new": None}
+    assert document.origin(("a", "x", "k")) == f"{path}:2", "who dropped it is to blame for what is missing"
+    assert document.origin(("list",)) == f"{path}:3"
+    assert document.origin(("a", "z", "k")).endswith("base.yaml:4")
+
+
+def test_null_on_the_command_line_drops_a_section_and_is_a_value_elsewhere():
+    document = Document({"a": {"b": {"c": 1}, "list": [1], "d": 2}})
+    apply_sets(document, ["a.b=null", "a.list=", "a.d=null", "a.e=null"])
+    assert document.tree == {"a": {"d": None, "e": None}}
+    assert document.origin(("a", "b", "c")) == "--set a.b"

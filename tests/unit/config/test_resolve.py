@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import yaml
 
-from libra.config.document import Document
+from libra.config.document import Document, apply_sets
 from libra.config.resolve import ChosenPolicy, resolve
+from libra.config.schema import DEFAULT_KINDS
 from libra.controller import Controller
 from libra.errors import UserError
 from libra.policies.load_balance import LoadBalance
@@ -155,3 +156,27 @@ class BadAnnotation(NoConfig):
 def test_a_class_that_is_no_policy_is_told_why(policy, message):
     with pytest.raises(UserError, match=message):
         entry_for_class("routing", policy, "mine")
+
+
+SECTIONS = {
+    "policies.admission.prefetch_trajectories=8": ("admission", "prefetch_trajectories", 8),
+    "policies.training.on_stale=drop": ("training", "on_stale", "drop"),
+    "policies.recovery.max_restarts=9": ("recovery", "max_restarts", 9),
+    "heterogeneous_rollout.scheduling.sticky=false": ("routing", "sticky", False),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), SECTIONS.items(), ids=SECTIONS)
+def test_one_field_of_a_default_policy_may_be_set(given, expected):
+    role, name, value = expected
+    document = Document(TREE).copy()
+    apply_sets(document, [given])
+    found, default = resolve(document, {}), resolve(Document(TREE), {})
+    assert getattr(found.policies[role].config, name) == value != getattr(default.policies[role].config, name)
+    assert found.policies[role].entry is default.policies[role].entry
+    assert resolve(Document(found.tree()), {}).tree() == found.tree()
+
+
+def test_the_default_policies_are_there():
+    for role, kind in DEFAULT_KINDS.items():
+        assert find_policy(role, kind).kind == resolved().policies[role].entry.kind == kind

@@ -6,9 +6,20 @@ import pytest
 
 from libra.core import actions as act
 from libra.core import events as ev
-from libra.core.ids import ActionId, FailureKind, GroupId, Place, ReplicaId, TrajectoryId, WeightVersion
+from libra.core.ids import (
+    ActionId,
+    DropReason,
+    FailureKind,
+    GroupId,
+    Place,
+    ReplicaId,
+    TrajectoryId,
+    WeightVersion,
+)
 from libra.core.invariants import InvariantViolation
-from tests.support.fake_world import FakeWorld, arrival, controller, policies
+from libra.policies.recovery import Recovery, RecoveryConfig
+from tests.support.fake_world import FakeWorld, arrival, controller, policies, rng
+from tests.unit.policies.board import Board
 
 
 class Scripted:
@@ -62,6 +73,21 @@ def test_i4_nothing_unpublished_is_loaded():
         world.send(ev.MetricsSampled((), (), (), ()))
 
 
+def test_i4_one_publication_at_a_time():
+    board = Board()
+    board.complete(0)
+    board.complete(1)
+    board.train(0)
+    publish = board.does(act.PublishWeights(WeightVersion(1), ""))
+    board.train(1)
+    with breaks(6):
+        board.does(act.PublishWeights(WeightVersion(2), "while another is under way"))
+    board.happens(ev.WeightsPublished(publish, WeightVersion(1), 0.0, 0.0))
+    with breaks(4):
+        board.does(act.PublishWeights(WeightVersion(1), "again"))
+    board.does(act.PublishWeights(WeightVersion(2), ""))
+
+
 def test_i4_the_trainer_counts_by_one():
     world = FakeWorld(controller(), num_groups=16)
     world.start()
@@ -95,6 +121,33 @@ def test_i6_an_event_closes_what_is_pending_and_lists_it():
     with breaks(6):
         world.send(arrival(0, 0, 1))
         world.send(ev.TrajectoryStarted(ActionId(0), TrajectoryId(0)))
+
+
+def test_i6_a_start_ends_as_the_start_that_it_is():
+    board = Board()
+    first, second = board.arrive(0, 2)
+    start = board.does(act.StartTrajectory(first, ""))
+    with breaks(6):
+        board.happens(ev.TrajectoryStarted(start, second))
+
+
+@pytest.mark.parametrize("late", ["started", "failed"])
+def test_a_start_that_ends_after_its_trajectory_was_dropped_changes_nothing_else(late):
+    board = Board()
+    first, second = board.arrive(0, 2)
+    start = board.does(act.StartTrajectory(first, ""))
+    board.does(act.DropTrajectory(first, DropReason.SURPLUS, ""))
+    assert board.state.num_pending == 1
+    recovery = Recovery(RecoveryConfig(), rng())
+    ended = (
+        ev.TrajectoryStarted(start, first)
+        if late == "started"
+        else ev.ActionFailed(start, FailureKind.ABORTED, "dropped")
+    )
+    assert board.ask(recovery, board.happens(ended)) == []
+    assert board.state.num_pending == board.state.num_started_work == 0
+    assert board.state.trajectories.keys() == {second}
+    board.state.recount()
 
 
 def test_i7_turns_go_to_ready_replicas_only():

@@ -250,7 +250,7 @@ def test_an_aborted_turn_that_finishes_all_the_same_ends_in_a_drop():
     assert named(board.ask(policy, board.answer(second, 200)), act.DropTrajectory) == [second]
 
 
-def test_a_stale_sibling_that_is_still_starting_is_dropped_when_it_is_up():
+def test_a_stale_sibling_is_dropped_while_it_is_still_starting():
     board = Board((1,), bound=0)
     policy = loop(max_head_offpolicyness=0, on_stale="drop")
     first, second = board.arrive(1, 2)
@@ -258,9 +258,10 @@ def test_a_stale_sibling_that_is_still_starting_is_dropped_when_it_is_up():
     board.submit(first)
     start = board.does(act.StartTrajectory(second, ""))
     board.complete(5)
-    board.ask(policy, board.train(5))
-    started = board.happens(ev.TrajectoryStarted(start, second))
-    assert named(board.ask(policy, started), act.DropTrajectory) == [second]
+    assert named(board.ask(policy, board.train(5)), act.DropTrajectory) == [second]
+    board.happens(ev.TrajectoryStarted(start, second))
+    assert board.state.num_pending == 2  # the turn of the first and the publication
+    assert second not in board.state.trajectories
 
 
 def test_on_stale_wait_drops_nothing():

@@ -9,9 +9,10 @@ from libra.core import actions as ac
 from libra.core import events as ev
 from libra.core.ids import NO_ACTION, DropReason, FailureKind, NextStep, ToolStatus
 from libra.core.step import Step
+from libra.record.columns import replica_columns
 from libra.record.derive import Deriver
-from libra.record.lives import ReplicaUsage
 from libra.record.reader import Run
+from libra.record.replica_lives import ReplicaUsage
 from libra.record.writer import RunWriter
 
 
@@ -127,7 +128,7 @@ def test_train_steps_hold_publication_and_loads(run):
 
 def test_replica_time_adds_up_and_the_engine_wins(run):
     table = run.replicas.set_index("replica_id")
-    total = table["busy_s"] + table["paused_s"] + table["idle_s"]
+    total = table["busy_s"] + table["paused_s"] + table["idle_s"] + table["down_s"]
     assert (total - (table["end_s"] - table["ready_s"])).abs().max() < 1e-9
     assert tuple(table.loc[1, ["busy_s", "paused_s", "num_steps", "usage_source"]]) == (
         2.5,
@@ -291,9 +292,43 @@ def test_a_lost_replica_is_busy_until_it_is_lost():
         ]
     )
     ((replica, usage),) = deriver.end({})
-    assert (replica.busy_s, replica.end_s, usage) == (3.0, 4.0, None)
+    assert (replica.busy_s, replica.end_s, usage) == (3.0, 9.0, None)
+    assert replica.down_s == 5.0
     (life,) = deriver.trajectories
     assert (life.version_first, life.place) == (-1, "ready")
+
+
+@pytest.mark.parametrize(
+    ("script", "times"),
+    [
+        ([(4.0, ev.ReplicaLost(0)), (7.0, ready(0)), (10.0, ev.TimerFired(NO_ACTION, ""))], (10.0, 3.0)),
+        ([(4.0, ev.ReplicaLost(0)), (10.0, ev.TimerFired(NO_ACTION, ""))], (10.0, 6.0)),
+        ([(4.0, ev.ReplicaStopped(0, 0)), (10.0, ev.TimerFired(NO_ACTION, ""))], (4.0, 0.0)),
+        (
+            [
+                (4.0, ev.ReplicaLost(0)),
+                (5.0, ready(0)),
+                (6.0, ev.ReplicaStopped(0, 0)),
+                (9.0, ready(0)),
+                (10.0, ev.TimerFired(NO_ACTION, "")),
+            ],
+            (10.0, 4.0),
+        ),
+    ],
+)
+def test_dead_time_is_neither_busy_nor_idle(script, times):
+    """It lasts from a loss to the return or the run's end; a replica that was stopped is no longer there."""
+    (row,) = feed([(0.0, ready(0)), *script]).end({})
+    columns = replica_columns([row])
+    assert (columns["end_s"].item(), columns["down_s"].item()) == times
+    assert columns["idle_s"].item() == times[0] - times[1]
+
+
+def test_an_engine_that_knows_when_it_died_is_down_before_that_is_noticed():
+    usage = {0: ReplicaUsage(busy_s=1.0, paused_s=0.0, up_s=3.0)}
+    script = [(0.0, ready(0)), (8.0, ev.ReplicaLost(0)), (10.0, ev.TimerFired(NO_ACTION, ""))]
+    columns = replica_columns(feed(script).end(usage))
+    assert [columns[f"{part}_s"].item() for part in ("busy", "idle", "down", "end")] == [1.0, 2.0, 7.0, 10.0]
 
 
 def test_turns_that_stay_open_are_numbered_anew():

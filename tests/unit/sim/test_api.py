@@ -12,7 +12,7 @@ import pytest
 
 import sim
 from libra.config.document import load_document
-from libra.errors import UserError
+from libra.errors import PolicyError, UserError
 from libra.policies.placement import Placement
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "experiments" / "quickstart.yaml"
@@ -162,15 +162,38 @@ def test_failed_cells_are_told():
             QUICKSTART, {"least": LEAST, "raises": Raises}, seeds=1, set=GRID, record="summary"
         )
     assert [cell.point for cell in result.failed] == [{"policy": "raises"}]
-    with pytest.raises(UserError, match="every cell failed; the first: KeyError"):
+    with pytest.raises(UserError, match=r"every cell failed; the first: policy .*:Raises failed at seq 0"):
         sim.sweep(QUICKSTART, {"raises": Raises}, seeds=2, set=GRID)
+
+
+def test_a_run_that_was_cut_off_is_returned_with_a_warning():
+    with pytest.warns(UserWarning, match=r"the run was cut off at sim\.max_sim_s = 1 s"):
+        found = sim.run(QUICKSTART, set={**TINY, "sim.max_sim_s": 1.0})
+    assert found.manifest["exit_reason"] == "time_limit"
+    with pytest.warns(UserWarning, match=r"1 of 2 cells were cut off at sim\.max_sim_s and are in no mean"):
+        swept = sim.sweep(
+            QUICKSTART,
+            set={
+                **TINY,
+                "sweep.axes": {"limit": {"high": {}, "low": {"sim.max_sim_s": 1.0}}},
+                "sweep.baseline": {"limit": "high"},
+            },
+            seeds=1,
+        )
+    assert swept.frame["status"].tolist() == ["finished", "time_limit"]
+
+
+def test_a_run_that_drops_everything_has_nothing_to_return():
+    with pytest.raises(UserError, match="no trajectory was trained on: 8 were dropped"):
+        sim.run(QUICKSTART, set={**TINY, "heterogeneous_rollout.max_model_len": 16})
 
 
 def test_failures_leave_no_temporary_folder(tmp_path):
     with pytest.raises(UserError, match="the run stalled"):
         sim.run(QUICKSTART, Places, set=TINY)
-    with pytest.raises(KeyError, match="a defect"):
+    with pytest.raises(PolicyError, match="KeyError: 'a defect'") as caught:
         sim.run(QUICKSTART, Raises, set=TINY)
+    assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(UserError):
         sim.sweep(QUICKSTART, {"raises": Raises}, seeds=1, set=GRID)
     assert leftovers(tmp_path) == []

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from libra.config.document import Document
+from libra.config.document import Document, apply_sets, load_document
 from libra.errors import UserError
 from sim.sweeps.grid import expand
 
@@ -55,6 +55,22 @@ def test_a_mapping_replaces_the_whole_section():
     assert cell.resolve().policies["routing"].entry.kind == "length_aware"
 
 
+@pytest.mark.parametrize(
+    ("changes", "axes", "metric"),
+    [
+        ({"train_gpus": 4}, {}, "trained_tokens_per_s"),
+        ({"train_gpus": 0}, {}, "output_tokens_per_s"),
+        ({}, {"train_gpus": [0, 4]}, "output_tokens_per_s"),
+        ({}, {"train_gpus": [2, 4]}, "trained_tokens_per_s"),
+    ],
+)
+def test_a_sweep_is_about_what_was_trained_on_where_all_of_it_trains(changes, axes, metric):
+    document = Document({**TREE, **changes, "sweep": {"axes": axes}})
+    assert expand(document).config.metric == metric
+    document.tree["sweep"]["metric"] = "makespan_s"
+    assert expand(document).config.metric == "makespan_s"
+
+
 def test_cells_do_not_share_their_trees():
     first, second = grid(axes={"batch_size": [4, 8]}).cells
     first.document.tree["workload"]["preset"] = "other"
@@ -87,3 +103,26 @@ def test_what_the_grid_sets_itself_is_no_axis(key, named):
 def test_a_seed_that_is_none_is_refused_before_it_is_overwritten():
     with pytest.raises(UserError, match="seed must be a whole number of at least 0, not abc"):
         expand(Document(TREE | {"seed": "abc"}))
+
+
+def test_a_point_or_an_axis_of_the_base_is_dropped_by_null(tmp_path):
+    base = """
+name: x
+workload: {kind: preset, preset: terminal_agent}
+heterogeneous_rollout: {instances: [{tp: 2, count: 2}]}
+sweep:
+  axes:
+    policy: {a: {total_steps: 1}, b: {total_steps: 2}, c: {total_steps: 3}}
+    layout: {one: {total_steps: 1}}
+    batch_size: [4, 8]
+"""
+    (tmp_path / "base.yaml").write_text(base, encoding="utf-8")
+    child = "base_config: base.yaml\nsweep: {axes: {policy: {b: null}, layout: null, batch_size: null}}\n"
+    (tmp_path / "child.yaml").write_text(child, encoding="utf-8")
+    document = load_document(tmp_path / "child.yaml")
+    assert expand(document).axes == {"policy": ["a", "c"]}
+    apply_sets(document, ["sweep.axes.policy.a=null"])
+    assert expand(document).axes == {"policy": ["c"]}
+    apply_sets(document, ["sweep.axes.policy.c=null"])
+    with pytest.raises(UserError, match="the axis has no points, so the grid is empty"):
+        expand(document)

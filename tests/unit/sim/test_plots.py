@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from sim.plots import plot_bars, plot_gantt, plot_latency_cdf, png_bytes, utilisation
+from sim.plots import outages, plot_bars, plot_gantt, plot_latency_cdf, png_bytes, utilisation
 from sim.plots.gantt import MAX_BARS, MAX_LANES, MAX_REPLICAS, sample_turns
 from sim.plots.utilisation import time_mean
 from sim.results import RunResult, SweepResult
@@ -68,6 +68,22 @@ def test_utilisation_shares_add_up_and_match_the_tables(run_dir):
         own = run.turns[run.turns["tp"] == tp]
         running = (own["finished_s"] - own["started_s"]).sum() / replica.end_s
         assert part["num_running"].mean() == pytest.approx(running, rel=1e-6)
+
+
+def test_gpus_of_a_dead_replica_are_not_idle():
+    """One of two is down for half of the time, and once more at the end; the other works all the time."""
+    kinds = ["ReplicaReady"] * 2 + ["ReplicaLost", "ReplicaReady", "ReplicaLost", "RunEnding"]
+    events = pd.DataFrame(
+        {"type": kinds, "t_s": [0.0, 0.0, 2.0, 6.0, 9.0, 10.0], "replica_id": [0, 1, 1, 1, 1, None]}
+    )
+    down = outages(events)
+    assert down.to_numpy().tolist() == [[1.0, 2.0, 6.0], [1.0, 9.0, 10.0]]
+    replicas = pd.DataFrame({"replica_id": [0, 1], "tp": 1, "ready_s": 0.0, "end_s": 10.0})
+    turns = pd.DataFrame({"replica_id": [0], "submitted_s": [0.0], "started_s": [0.0], "finished_s": [10.0]})
+    found = utilisation(turns, replicas, down=down, num_bins=10)
+    alone = [False, False, True, True, True, True, False, False, False, True]
+    assert found["running_share"].to_numpy() == pytest.approx(np.where(alone, 1.0, 0.5))
+    assert found["idle_share"].to_numpy() == pytest.approx(np.where(alone, 0.0, 0.5))
 
 
 def test_a_small_run_is_drawn_whole():

@@ -101,6 +101,15 @@ def test_run_report_goes_beside_the_data_by_default(make_run, tmp_path):
     assert (run / "timeline.json").is_file()
 
 
+def test_a_run_that_was_cut_off_says_so(make_run, tmp_path):
+    told = "This run was ended before its work was done"
+    run = make_run(tmp_path / "run", level="summary")
+    assert told not in " ".join(read(write_report(run)).text)
+    manifest = json.loads((run / "manifest.json").read_text()) | {"exit_reason": "time_limit"}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert told in " ".join(read(write_report(run)).text)
+
+
 def test_summary_only_sweep_says_what_it_cannot_show(make_sweep, tmp_path):
     sweep = make_sweep(tmp_path / "s", {"slow": 1.0, "fast": 1.5}, level="summary")
     (sweep / "timeline.json").write_text("of an earlier report")

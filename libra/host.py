@@ -1,17 +1,20 @@
-"""What only the outermost layer may ask: wall clock, cores, the state of the source tree."""
+"""What only the outermost layer of a program may ask: wall clock, cores, the state of the source tree.
+
+Nothing inside libra imports it; the command lines of both worlds do.
+"""
 
 import hashlib
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from libra.record.manifest import HostInfo
 
-_ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("libra", "sim")
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 class HostClock:
@@ -40,18 +43,18 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def git_state() -> tuple[str, bool]:
-    """Commit of the source tree and whether it has changes; ("", False) outside a checkout."""
+def git_state(packages: Sequence[str]) -> tuple[str, bool]:
+    """Commit of the source tree and whether these packages have changes; ("", False) outside a checkout."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return "", False
-    return commit.strip(), bool(_git("status", "--porcelain", "--", *_PACKAGES))
+    return commit.strip(), bool(_git("status", "--porcelain", "--", *packages))
 
 
-def code_hash() -> str:
+def code_hash(packages: Sequence[str]) -> str:
     """SHA-256 over the source files of the packages that a result depends on."""
     digest = hashlib.sha256()
-    for package in _PACKAGES:
+    for package in packages:
         for path in sorted((_ROOT / package).rglob("*")):
             if path.suffix in (".py", ".yaml") and path.is_file():
                 digest.update(path.relative_to(_ROOT).as_posix().encode())
