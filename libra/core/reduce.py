@@ -38,7 +38,7 @@ from libra.core.views import SampledMetrics
 
 def reduce(state: ClusterState, now: float, event: ev.Event) -> None:  # noqa: C901 - one case a type
     """Bring the state up to date with an event handled at `now`."""
-    if now < state.now:
+    if not now >= state.now:  # nan, too
         raise InvariantViolation(3, f"event at {now} s after one at {state.now} s")
     state.now = now
     state.closed = None

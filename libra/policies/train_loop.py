@@ -12,7 +12,8 @@ up. When the source is exhausted and nothing is under way, what is left makes a 
 
 After every `sync_interval`-th step the weights are published and loaded by the replicas: all at once
 (`parallel`) or one after another (`serial`). With `partial_rollout` turns in flight go on under the new
-weights; without it loading waits until no trajectory is under way, so that none mixes versions.
+weights; without it loading waits until no trajectory is under way, so that none mixes versions. A publication or load
+that fails is tried again after `sync_retry_s`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,9 +23,19 @@ from typing import Literal
 import numpy as np
 
 from libra.core import events as ev
-from libra.core.actions import AbortTurn, Action, DropTrajectory, LoadWeights, PublishWeights, StartTrainStep
-from libra.core.ids import DropReason, GroupId, Place, ReplicaStatus, TrajectoryId
+from libra.core.actions import (
+    AbortTurn,
+    Action,
+    DropTrajectory,
+    LoadWeights,
+    PublishWeights,
+    SetTimer,
+    StartTrainStep,
+)
+from libra.core.ids import DropReason, FailureKind, GroupId, Place, ReplicaId, ReplicaStatus, TrajectoryId
 from libra.core.views import ClusterView, GroupView
+
+_RETRY_SYNC = "retry-sync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class TrainLoopConfig:
     kind: Literal["async_grpo"] = "async_grpo"
     on_stale: Literal["wait", "drop"] = "wait"
     min_group_size: int = 2
+    sync_retry_s: float = 5.0
     training: bool = True
     batch_size: int = 32
     n_samples: int = 4
@@ -46,6 +58,8 @@ class TrainLoopConfig:
     def __post_init__(self) -> None:
         if self.min_group_size < 1:
             raise ValueError("min_group_size must be at least 1")
+        if self.sync_retry_s <= 0:
+            raise ValueError("sync_retry_s must be positive")
 
 
 class TrainLoop:
@@ -58,6 +72,8 @@ class TrainLoop:
         self._groups_per_step = max(1, config.batch_size // config.n_samples)
         self._min_group_size = min(config.min_group_size, config.n_samples)
         self._doomed: set[TrajectoryId] = set()
+        self._failed_loads: set[ReplicaId] = set()  # not tried again before the timer
+        self._failed_publication = False
 
     def on_event(self, now: float, event: ev.Event, view: ClusterView) -> Iterable[Action]:
         """Drive steps, publications and loads; drop what has become too old."""
@@ -72,6 +88,12 @@ class TrainLoop:
                 return self._after_finish(event, view)
             case ev.TrainStepFinished():
                 return self._after_step(view)
+            case ev.ActionFailed() if event.kind is not FailureKind.REPLICA_LOST:
+                return self._after_failure(now, view)
+            case ev.TimerFired() if event.key == _RETRY_SYNC:
+                self._failed_loads.clear()
+                self._failed_publication = False
+                return self._advance(view)
             case _:
                 return self._advance(view)
 
@@ -101,12 +123,28 @@ class TrainLoop:
             yield from self._drop_stale(view)
         yield from self._advance(view)
 
+    def _after_failure(self, now: float, view: ClusterView) -> Iterator[Action]:
+        """A sync that failed would most likely fail again at once; a replica that was lost comes back up to date."""
+        match view.closed:
+            case LoadWeights(replica_id=replica_id):
+                waits = bool(self._failed_loads) or self._failed_publication
+                self._failed_loads.add(replica_id)
+            case PublishWeights():
+                waits = bool(self._failed_loads) or self._failed_publication
+                self._failed_publication = True
+            case _:
+                waits = True
+        if not waits:
+            yield SetTimer(_RETRY_SYNC, now + self._config.sync_retry_s, "a sync failed")
+        yield from self._advance(view)
+
     def _advance(self, view: ClusterView) -> Iterator[Action]:
         yield from self._publication(view)
         yield from self._loads(view)
         yield from self._drop_short_groups(view)
         trainer = view.trainer
-        if trainer.stepping or trainer.publishing or trainer.version >= self._config.total_steps:
+        busy = trainer.stepping or trainer.publishing or self._failed_publication
+        if busy or trainer.version >= self._config.total_steps:
             return
         batch = self._batch(view)
         if batch:
@@ -121,6 +159,8 @@ class TrainLoop:
         """Due after every `sync_interval`-th step but the last. One that fails stays due: no step comes before it."""
         trainer = view.trainer
         if trainer.stepping or trainer.publishing or trainer.version % self._config.sync_interval:
+            return
+        if self._failed_publication:
             return
         if trainer.published_version < trainer.version < self._config.total_steps:
             yield PublishWeights(trainer.version, f"after step {trainer.version}")
@@ -162,6 +202,8 @@ class TrainLoop:
             return
         for replica in view.replicas.values():
             ready = replica.status is ReplicaStatus.READY
+            if replica.replica_id in self._failed_loads:
+                continue
             if ready and not replica.loading and replica.weight_version < target:
                 yield LoadWeights(replica.replica_id, target, f"version {target}")
                 if serial:

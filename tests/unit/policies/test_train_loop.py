@@ -4,7 +4,7 @@ import pytest
 
 from libra.core import actions as act
 from libra.core import events as ev
-from libra.core.ids import DropReason, FailureKind
+from libra.core.ids import DropReason, FailureKind, Supply
 from libra.policies.train_loop import TrainLoop, TrainLoopConfig
 from tests.support.fake_world import ready, rng
 from tests.unit.policies.board import NOTHING, Board, named
@@ -131,8 +131,13 @@ def test_a_publication_that_failed_stays_due():
     board, policy = Board(), loop()
     board.complete(0)
     (publish,) = board.ask(policy, board.train(0))
-    failed = board.happens(ev.ActionFailed(board.next_action - 1, FailureKind.TIMEOUT, "late"))
-    assert board.ask(policy, failed) == [publish]
+    publish_id = board.next_action - 1
+    for group in (1, 2):
+        board.complete(group)
+    failed = board.happens(ev.ActionFailed(publish_id, FailureKind.TIMEOUT, "late"))
+    (timer,) = board.ask(policy, failed)  # and no step, although there is a batch
+    fired = board.happens(ev.TimerFired(board.next_action - 1, timer.key))
+    assert board.ask(policy, fired) == [publish]
 
 
 def published_board(tps=(1, 1, 1), **settings) -> tuple[Board, TrainLoop, ev.Event]:
@@ -162,7 +167,10 @@ def test_a_load_that_failed_is_asked_again():
     board, policy, published = published_board((1,))
     board.ask(policy, published)
     failed = board.happens(ev.ActionFailed(board.next_action - 1, FailureKind.TIMEOUT, "late"))
-    assert named(board.ask(policy, failed), act.LoadWeights) == [0]
+    (timer,) = board.ask(policy, failed)
+    assert isinstance(timer, act.SetTimer)
+    fired = board.happens(ev.TimerFired(board.next_action - 1, timer.key))
+    assert named(board.ask(policy, fired), act.LoadWeights) == [0]
 
 
 def test_without_partial_rollout_the_load_waits_for_silence():
@@ -280,3 +288,17 @@ def test_does_nothing_without_a_trainer():
 def test_a_group_has_at_least_one_member():
     with pytest.raises(ValueError, match="min_group_size must be at least 1"):
         TrainLoopConfig(min_group_size=0)
+
+
+def test_a_load_that_fails_is_tried_again_after_a_while_and_the_others_go_on():
+    board, policy = Board(tps=(1, 1)), loop(sync_retry_s=7.0)
+    board.state.begin(Supply.PULL, 3)  # as after a checkpoint, with replicas that are behind
+    loads = board.ask(policy)
+    assert [load.replica_id for load in loads] == [0, 1]
+    refused = board.happens(ev.ActionFailed(board.next_action - 2, FailureKind.TIMEOUT, "late"))
+    (timer,) = board.ask(policy, refused)
+    assert timer.at_s == 7.0
+    assert board.ask(policy) == []
+    fired = board.happens(ev.TimerFired(board.next_action - 1, timer.key))
+    assert [load.replica_id for load in board.ask(policy, fired)] == [0]
+
