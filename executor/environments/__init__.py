@@ -1,0 +1,1 @@
+"""Environments: tasks, the tools that a trajectory may call, and rewards. One module each."""

@@ -1,0 +1,1 @@
+"""How processes of a run come up and go down."""

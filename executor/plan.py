@@ -1,0 +1,133 @@
+"""What a run needs, found out and checked before anything starts: `check` prints it, `run` builds from it.
+
+Guarantees that what `check` accepts is what `run` starts: both come from here, and whatever is refused is refused in
+one line that names the key, before a process exists.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.config import ExecutorConfig
+from executor.engines.command import Device, Installed, check_engines, find_vllm
+from executor.engines.launch import ReplicaPlan
+from executor.environments.registry import EnvironmentEntry, find_environment
+from executor.trainer.shape import ModelShape, read_shape
+from executor.trainer.spec import MemoryEstimate, TrainerConfig, check_trainer, estimate_memory
+from libra.config.document import Document
+from libra.config.resolve import Resolved, resolve
+from libra.core.ids import NodeId, ReplicaId
+from libra.errors import UserError
+from libra.workloads.environment import EnvironmentWorkload
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """See the module. trainer: with train_dp_size filled in. installed: None for engines started by others."""
+
+    resolved: Resolved
+    config: ExecutorConfig
+    workload: EnvironmentWorkload
+    environment: EnvironmentEntry
+    model_path: Path
+    shape: ModelShape
+    trainer: TrainerConfig
+    memory: MemoryEstimate
+    replicas: tuple[ReplicaPlan, ...]
+    installed: Installed | None
+
+    @property
+    def device(self) -> Device:
+        """What engines compute on; with engines of others, what the trainer would."""
+        return self.installed.device if self.installed is not None else Device.CPU
+
+
+def resolve_for_executor(document: Document) -> Resolved:
+    """Validate an experiment with its `executor:` block. Raises UserError.
+
+    Where weight_sync.mode is `none`, engines keep their first weights, so no step may wait for newer ones: the
+    staleness bound and the sync interval then lie beyond the run, whatever the file says.
+    """
+    resolved = resolve(document, {"executor": ExecutorConfig})
+    config: ExecutorConfig = resolved.private["executor"]
+    if config.weight_sync.mode != "none":
+        return resolved
+    steps = resolved.experiment.total_steps
+    for key, value in (("sync_interval", steps + 1), ("max_head_offpolicyness", steps)):
+        document.tree[key] = value
+        document.origins[(key,)] = "executor.weight_sync.mode none"
+    return resolve(document, {"executor": ExecutorConfig})
+
+
+def make_plan(resolved: Resolved) -> RunPlan:
+    """Find out and check everything. Raises UserError."""
+    experiment = resolved.experiment
+    config: ExecutorConfig = resolved.private["executor"]
+    workload = experiment.workload
+    if not isinstance(workload, EnvironmentWorkload):
+        raise UserError(
+            f"workload.kind: {workload.kind} gives lengths without texts, which only the simulator plays; "
+            "for a real run take kind: environment"
+        )
+    if not experiment.training:
+        raise UserError(
+            "train_gpus: 0; a real run trains, so give the trainer at least one GPU (or CPU process)"
+        )
+    model_path = _model_path(resolved, config)
+    shape = read_shape(model_path)
+    rollout = experiment.heterogeneous_rollout
+    longest = rollout.max_model_len
+    check_trainer(
+        config.trainer,
+        experiment.train_gpus,
+        shape,
+        num_trajectories=experiment.batch_size,
+        group_size=experiment.n_samples,
+        max_length_tokens=longest,
+    )
+    trainer = config.trainer.with_dp(experiment.train_gpus)
+    trainer = dataclasses.replace(trainer, seed=experiment.seed)
+    for tp in sorted(set(rollout.tp_list())):
+        if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
+            raise UserError(
+                f"heterogeneous_rollout.instances: tp {tp} fits not the {shape.num_kv_heads} KV heads of "
+                f"{model_path}; take a divisor"
+            )
+    installed = None if config.launcher == "static" else find_vllm(config.engines.python)
+    if installed is not None:
+        check_engines(config.engines, rollout.engine, installed.device)
+    environment = find_environment(workload.environment, resolved.document)
+    return RunPlan(
+        resolved=resolved,
+        config=config,
+        workload=workload,
+        environment=environment,
+        model_path=model_path,
+        shape=shape,
+        trainer=trainer,
+        memory=estimate_memory(trainer, shape),
+        replicas=_replicas(rollout.tp_list(), experiment.train_gpus, installed),
+        installed=installed,
+    )
+
+
+def _model_path(resolved: Resolved, config: ExecutorConfig) -> Path:
+    if not config.model_path:
+        raise UserError(
+            "executor.model_path: is missing; name a folder of a Hugging Face model "
+            "(`python -m executor.tiny_model FOLDER` makes a tiny one)"
+        )
+    folder = resolved.document.folder_of(("executor", "model_path"))
+    return (folder / config.model_path).resolve()
+
+
+def _replicas(tp_list: list[int], train_gpus: int, installed: Installed | None) -> tuple[ReplicaPlan, ...]:
+    """Device indices: the trainer's come first, then replica by replica; none on a CPU."""
+    plans: list[ReplicaPlan] = []
+    first = train_gpus
+    for i, tp in enumerate(tp_list):
+        on_gpu = installed is not None and installed.device is Device.CUDA
+        gpus = tuple(range(first, first + tp)) if on_gpu else ()
+        plans.append(ReplicaPlan(ReplicaId(i), tp, NodeId(0), gpus))
+        first += tp
+    return tuple(plans)
