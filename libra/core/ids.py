@@ -98,6 +98,7 @@ class DropReason(Word):
     STALE = "stale"
     SHORT_GROUP = "short_group"
     SURPLUS = "surplus"
+    COLLECTION_TIMEOUT = "collection_timeout"
 
 
 class EndReason(Word):

@@ -4,7 +4,7 @@ import pytest
 
 from libra.core import actions as act
 from libra.core import events as ev
-from libra.core.ids import DropReason, FailureKind
+from libra.core.ids import DropReason, FailureKind, Supply
 from libra.policies.recovery import Recovery, RecoveryConfig
 from tests.support.fake_world import ready, rng
 from tests.unit.policies.board import Board
@@ -149,3 +149,47 @@ def test_timers_of_others_are_left_alone():
 def test_settings_that_mean_nothing_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         RecoveryConfig(**setting)
+
+
+def late(board: Board, policy: Recovery) -> list[act.Action]:
+    """The newest timer fires."""
+    timers = [(i, a) for i, a in board.state.pending.items() if isinstance(a, act.SetTimer)]
+    action_id, timer = timers[-1]
+    board.state.now = timer.at_s
+    return board.ask(policy, board.happens(ev.TimerFired(action_id, timer.key)))
+
+
+def watched(**settings) -> tuple[Board, Recovery]:
+    board, policy = Board(), recovery(batch_collection_timeout_s=300.0, **settings)
+    board.ask(policy, board.happens(ev.RunStarted(Supply.PULL)))
+    return board, policy
+
+
+def test_a_batch_that_is_late_is_tried_again_and_what_has_finished_stays():
+    board, policy = watched(batch_collection_max_retries=1)
+    board.complete(7)
+    running = generating(board)
+    timer, abort = late(board, policy)
+    assert (timer.at_s, abort.trajectory_id) == (600.0, running)
+    assert board.ask(policy, board.fail_turn(running, ABORTED)) == []  # the router's, with its tokens
+    board.submit(running)
+    assert late(board, policy)[1].trajectory_id == running
+    (drop,) = board.ask(policy, board.fail_turn(running, ABORTED))
+    assert (drop.trajectory_id, drop.drop_reason) == (running, DropReason.COLLECTION_TIMEOUT)
+    assert list(board.state.complete_groups) == [7]
+
+
+def test_who_sits_in_a_tool_is_given_up_with_the_last_retry_and_a_step_starts_the_count_anew():
+    board, policy = watched(batch_collection_max_retries=1)
+    in_tool = generating(board)
+    board.finish_turn(in_tool, last=False)
+    assert [type(a) for a in late(board, policy)] == [act.SetTimer]
+    board.complete(7)
+    board.ask(policy, board.train(7))
+    assert [type(a) for a in late(board, policy)] == [act.SetTimer]
+    assert [type(a) for a in late(board, policy)] == [act.SetTimer, act.DropTrajectory]
+
+
+def test_no_limit_sets_no_timer():
+    board, policy = Board(), recovery()
+    assert board.ask(policy, board.happens(ev.RunStarted(Supply.PULL))) == []

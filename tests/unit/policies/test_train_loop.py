@@ -301,4 +301,3 @@ def test_a_load_that_fails_is_tried_again_after_a_while_and_the_others_go_on():
     assert board.ask(policy) == []
     fired = board.happens(ev.TimerFired(board.next_action - 1, timer.key))
     assert [load.replica_id for load in board.ask(policy, fired)] == [0]
-
