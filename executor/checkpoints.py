@@ -32,13 +32,17 @@ class Checkpoints:
         found = self._all()
         return found[-1] if found else None
 
+    def has(self, version: int) -> bool:
+        """Whether there is one after step `version`."""
+        return self._path(version).is_dir()
+
     def is_due(self, version: int) -> bool:
         """Whether one is to be written after step `version`."""
         return version == self._last_step or (self._interval > 0 and version % self._interval == 0)
 
     async def save(self, progress: Progress, save_trainer: Callable[[Path], Awaitable[None]]) -> Path:
         """Write one for `progress.version`; older ones beyond `keep` go."""
-        final = self._folder / f"{_PREFIX}{progress.version:06d}"
+        final = self._path(progress.version)
         partial = self._folder / f".{final.name}.partial"
         for leftover in self._folder.glob(".*.partial"):
             shutil.rmtree(leftover)
@@ -51,6 +55,9 @@ class Checkpoints:
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old)
         return final
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"{_PREFIX}{version:06d}"
 
     def _all(self) -> list[Path]:
         return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())

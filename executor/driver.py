@@ -4,6 +4,7 @@
 
 Ports run as tasks of the same loop and report through `emit`; events are handled one after another, in the order of
 emission, each to the end. What the simulator's driver does with a heap of future events is here left to the world.
+However a run ends, what was decided is recorded, and the record replays: a controller that broke is asked no more.
 There is no branch on which world it is: `libra.ports.dispatch` carries out the actions in both.
 """
 
@@ -43,6 +44,8 @@ class ExecutorDriver:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._end_reason: EndReason | None = None
         self._error: BaseException | None = None
+        self._deciding = False  # left true where the controller raised
+        self._over = False
 
     @property
     def controller(self) -> Controller:
@@ -59,6 +62,10 @@ class ExecutorDriver:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        if (
+            self._over
+        ):  # an engine that is still being stopped has ended a turn: nobody waits for what follows
+            task.cancel()
         return task
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
@@ -85,54 +92,74 @@ class ExecutorDriver:
 
         version: of the weights that trainer and engines hold at the start (0, or that of the checkpoint resumed).
         """
+        self._inbox.appendleft(ev.RunStarted(supply, version))
+        asked_again = (
+            False  # a poll, or a while without events, has led to nothing: policies may wait for either
+        )
         try:
-            self._inbox.appendleft(ev.RunStarted(supply, version))
             while self._end_reason is None:
                 try:
-                    self._handle_all(ports)
+                    asked_again = self._handle_burst(ports) or asked_again
                 except Exception as error:  # of a policy or a port: the record ends here, in order
                     self.fail(error)
-                self._check_end(max_run_s)
+                self._check_end(max_run_s, asked_again)
                 if self._end_reason is None and not self._inbox:
-                    await self._wait()
+                    asked_again = not await self._wait(max_run_s)
                 else:
-                    await asyncio.sleep(0)  # let ports breathe between bursts
+                    asked_again = False
+                    await asyncio.sleep(0)  # ports and signals get their turn, also where events beget events
             self._finish(self._end_reason)
         finally:
+            self._over = True
             await self._cancel_tasks()
         if self._error is not None:
             raise self._error
         return self._end_reason
 
-    async def _wait(self) -> None:
+    async def _wait(self, max_run_s: float) -> bool:
+        """Whether something came, and not only time passed."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), STALL_CHECK_S)
+            left_s = max(0.0, max_run_s - self._clock.now_s())
+            await asyncio.wait_for(self._wake.wait(), min(STALL_CHECK_S, left_s))
+        return self._wake.is_set()
 
-    def _handle_all(self, ports: Ports) -> None:
-        inbox, handle = self._inbox, self._controller.handle
-        while inbox and self._end_reason is None:
-            step = handle(self._clock.now_s(), inbox.popleft())
-            self._record(step)
+    def _handle_burst(self, ports: Ports) -> bool:
+        """Handle what is there now; whether a poll was the last of it."""
+        event: ev.Event | None = None
+        for _ in range(len(self._inbox)):
+            if self._end_reason is not None:
+                break
+            event = self._inbox.popleft()
+            step = self._handle(event)
             for action_id, action in enumerate(step.actions, step.first_action_id):
                 dispatch(ports, ActionId(action_id), action)
             self._on_step(step)
+        return isinstance(event, ev.MetricsSampled)
 
-    def _check_end(self, max_run_s: float) -> None:
-        if self._end_reason is not None or self._inbox:
+    def _handle(self, event: ev.Event) -> Step:
+        self._deciding = True
+        step = self._controller.handle(self._clock.now_s(), event)
+        self._deciding = False
+        self._record(step)
+        return step
+
+    def _check_end(self, max_run_s: float, asked_again: bool) -> None:
+        if self._end_reason is not None:
             return
-        reason = self._controller.end_reason()
-        if reason is None and self._controller.is_stalled():
-            reason = EndReason.STALLED
+        reason = None
+        if not self._inbox:
+            reason = self._controller.end_reason()
+            if reason is None and asked_again and self._controller.is_stalled():
+                reason = EndReason.STALLED
         if reason is None and self._clock.now_s() >= max_run_s:
             reason = EndReason.TIME_LIMIT
-        if reason is not None:
-            self._end_reason = reason
+        self._end_reason = reason
 
     def _finish(self, reason: EndReason) -> None:
-        step = self._controller.handle(self._clock.now_s(), ev.RunEnding(reason))
-        self._record(step)
-        self._on_step(step)
+        """Record the end; a controller that broke has none, its state is that of half an event."""
+        if not self._deciding:
+            self._on_step(self._handle(ev.RunEnding(reason)))
 
     async def _cancel_tasks(self) -> None:
         tasks = list(self._tasks)

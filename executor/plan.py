@@ -97,6 +97,7 @@ def make_plan(resolved: Resolved) -> RunPlan:
     if installed is not None:
         check_engines(config.engines, rollout.engine, installed.device)
     environment = find_environment(workload.environment, resolved.document)
+    environment.make()  # whatever its own code refuses
     return RunPlan(
         resolved=resolved,
         config=config,

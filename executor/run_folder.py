@@ -5,13 +5,14 @@
     checkpoints/        `executor.checkpoints`
     weights/v000012/    published weights (weight_sync.mode disk)
     logs/               one file per engine and trainer rank
-    steps.jsonl         a line per train step: reward, loss, times
+    steps.jsonl         a line per train step: prompts, reward, loss, times; the steps that led to the weights of now
 
 Guarantees that one driver uses a folder at a time, and that a run is continued only by the experiment that began it.
 """
 
 import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from libra.errors import UserError
 from libra.record.manifest import config_sha256
 
 RUN_FILE = "run.json"
+LOCK_FILE = ".lock"
 _DONE = (EndReason.STEPS_DONE, EndReason.COMPLETED)
 
 
@@ -46,17 +48,11 @@ class RunFolder:
     ) -> "RunFolder":
         """A new folder, or the one of an unfinished run of the same experiment. Raises UserError.
 
-        fresh: remove what is there first, if it is a run.
+        fresh: remove what is there first, if it is a run and nobody is at work on it.
         """
-        if fresh and root.exists():
-            if not (root / RUN_FILE).exists():
-                raise UserError(
-                    f"{root}: holds no {RUN_FILE}, so --fresh does not remove it; give another --out"
-                )
-            shutil.rmtree(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            lock = (root / ".lock").open("a+")
+            lock = (root / LOCK_FILE).open("a+")
         except OSError as error:
             raise UserError(f"{root}: cannot be made ({error.strerror}); give a writable --out") from error
         try:
@@ -68,22 +64,37 @@ class RunFolder:
             ) from None
         folder = cls(root, lock)
         try:
+            if fresh and (root / RUN_FILE).exists():
+                folder._clear()
             folder._check_identity(config, policies)
-        except UserError:
+        except (UserError, OSError):
             folder.close()
             raise
         return folder
+
+    def _clear(self) -> None:
+        """Remove the run; `run.json` last, so that what an interrupted removal leaves is a run still."""
+        for entry in sorted(self.root.iterdir(), key=lambda entry: entry.name == RUN_FILE):
+            if entry.name == LOCK_FILE:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
     def _check_identity(self, config: Mapping[str, Any], policies: Mapping[str, str]) -> None:
         wanted = {"config_sha256": config_sha256(config), "policies": dict(policies), "config": dict(config)}
         path = self.root / RUN_FILE
         if not path.exists():
-            if any(entry.name != ".lock" for entry in self.root.iterdir()):
+            ours = (LOCK_FILE, f".{RUN_FILE}.")  # the second: of a write that was killed
+            if any(not entry.name.startswith(ours) for entry in self.root.iterdir()):
                 raise UserError(f"{self.root}: is not empty and holds no run; give another --out")
             _write_json(path, {"done": False, **wanted})
             return
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(known, dict):
+                raise ValueError("it holds no object")
         except ValueError as error:
             raise UserError(f"{path}: cannot be read ({error}); use --fresh to start over") from error
         if known.get("config_sha256") != wanted["config_sha256"]:
@@ -106,11 +117,8 @@ class RunFolder:
         if self.checkpoint is not None:
             self.progress = read_progress(self.checkpoint)
         if self.steps.exists():
-            kept = [
-                line
-                for line in self.steps.read_text(encoding="utf-8").splitlines()
-                if json.loads(line)["version"] <= self.progress.version
-            ]
+            lines = self.steps.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if _version_of(line) <= self.progress.version]
             partial = self.steps.with_suffix(".partial")
             partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             partial.replace(self.steps)
@@ -138,6 +146,14 @@ class RunFolder:
     def close(self) -> None:
         """Let others use it."""
         self._lock.close()
+
+
+def _version_of(line: str) -> float:
+    """Of a line of steps.jsonl; later than any for the half of a line that a killed driver left."""
+    try:
+        return int(json.loads(line)["version"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from libra.core.step import Step
 from libra.errors import PolicyError, UserError
 from libra.policies.failure import breach
 from libra.record.reader import Run
+from sim.attempts import attempts_of
 from sim.config import SimConfig
 
 
@@ -94,9 +95,15 @@ def _one_line(error: Exception) -> str:
 
 
 def runs_below(directory: Path) -> list[Path]:
-    """The run itself, or all finished cells of a sweep. Raises UserError when it is neither."""
+    """The run itself, all recorded attempts at a real run, or all finished cells of a sweep.
+
+    Raises UserError when it is none of them.
+    """
     if (directory / "manifest.json").is_file():
         return [directory]
+    attempts = attempts_of(directory)
+    if attempts:
+        return attempts
     found = sorted(path.parent for path in (directory / "cells").glob("[!.]*/manifest.json"))
     if not found:
         raise UserError(

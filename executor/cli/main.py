@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.cli import checking, running
-from libra.errors import UserError
+from libra.errors import PolicyError, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,8 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except PolicyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        print("interrupted before anything ran", file=sys.stderr)
+        print("interrupted; the same command goes on after the newest checkpoint", file=sys.stderr)
         return 130
     except OSError as error:
         place = "" if error.filename is None else f"{str(error.filename)[:200]}: "

@@ -10,16 +10,23 @@ from executor.cli.checking import PACKAGES
 from executor.cli.loading import load, show_config
 from executor.driver import ExecutorDriver
 from executor.plan import RunPlan, make_plan
+from executor.preflight import check_machine
 from executor.run import Host, Outcome, execute
 from executor.run_folder import RunFolder
 from libra.core.ids import EndReason
-from libra.errors import UserError
+from libra.core.invariants import InvariantViolation
+from libra.errors import PolicyError, UserError
 from libra.host import HostClock, code_hash, git_state
+from libra.policies.failure import breach
 from libra.record.manifest import RECORDED_PACKAGES, RunInfo, package_versions
 
 SOURCES = ("libra", "executor")
 """Packages whose sources a real result depends on."""
 _GOOD = (EndReason.STEPS_DONE, EndReason.COMPLETED)
+_WHY = {
+    EndReason.STALLED: "nothing is under way and no policy moves on what is left; are all engines lost? See the logs",
+    EndReason.TIME_LIMIT: "cut off at executor.max_run_s; the same command goes on after the newest checkpoint",
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show_config:
         return show_config(resolved)
     plan = make_plan(resolved)
+    check_machine(plan)
     root = args.out or Path("runs") / f"{resolved.experiment.name}-real"
     folder = RunFolder.open(root, resolved.tree(), resolved.policy_hashes(), fresh=args.fresh)
     try:
@@ -42,12 +50,15 @@ async def _main(plan: RunPlan, folder: RunFolder) -> Outcome:
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     drivers: list[ExecutorDriver] = []
+    asked = False
 
     def on_signal() -> None:
-        if drivers:
+        nonlocal asked
+        if drivers and not asked:
             drivers[0].stop(EndReason.INTERRUPTED)
         elif main is not None:
             main.cancel()
+        asked = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
@@ -55,15 +66,6 @@ async def _main(plan: RunPlan, folder: RunFolder) -> Outcome:
         return await execute(plan, folder, _host(plan), _say, drivers.append)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    except BaseExceptionGroup as group:  # of a start-up: the first that a person can mend
-        raise _first_user_error(group) from group
-
-
-def _first_user_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found = group.subgroup(UserError)
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found or group
 
 
 def _host(plan: RunPlan) -> Host:
@@ -103,11 +105,15 @@ def _tell(outcome: Outcome, folder: RunFolder) -> int:
         if name in outcome.figures:
             print(f"{name:32s} {outcome.figures[name]:16,.4g}")
     _say(f"{outcome.reason}; record in {outcome.attempt}, steps in {folder.steps}")
-    if isinstance(outcome.error, UserError):
+    if isinstance(outcome.error, InvariantViolation):
+        _say(f"error: {breach(outcome.error)}")
+    elif isinstance(outcome.error, UserError | PolicyError):
         _say(f"error: {outcome.error}")
     elif outcome.error is not None:
         raise outcome.error
     if outcome.reason is EndReason.INTERRUPTED:
         _say("interrupted; the same command goes on after the newest checkpoint")
         return 130
+    if outcome.reason in _WHY:
+        _say(f"error: {_WHY[outcome.reason]}")
     return 0 if outcome.reason in _GOOD else 1

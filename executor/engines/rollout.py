@@ -132,10 +132,9 @@ class VllmEngines:
                 started_s = await self._bring_version(replica, action.version, on_paused)
             except LoadFailed as error:
                 self._note(str(error))
+                life.pending.discard(action_id)
                 if error.torn:  # it has no whole version, or not the one it should have: it must not serve
                     self._lose(life, replica, str(error))
-                    return
-                life.pending.discard(action_id)
                 kind = FailureKind.TIMEOUT if error.late else FailureKind.ENGINE_ERROR
                 self._emit(ev.ActionFailed(action_id, kind, str(error)))
                 return

@@ -1,8 +1,9 @@
 """Weights straight from the trainer's rank 0 into engines, while training goes on.
 
-Guarantees: what is sent is one version, taken at `hold`, whatever is trained meanwhile; each engine has a group of
-its own, so a late one holds up nobody else. It joins with vLLM's `stateless_init_torch_distributed_process_group`
-(gloo) or its NCCL counterpart; the rendezvous listens on the address it was given, not on all of them.
+Guarantees: what is sent is one version, taken at `hold`, whatever is trained meanwhile; the version before the newest
+is held too, for engines that are at it still; each engine has a group of its own, so a late one holds up nobody else.
+It joins with vLLM's `stateless_init_torch_distributed_process_group` (gloo) or its NCCL counterpart; the rendezvous
+listens on the address it was given, not on all of them.
 """
 
 import socket
@@ -44,18 +45,19 @@ class DirectTransfer:
     """What rank 0 holds for its engines. Methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._snapshot: Snapshot | None = None
+        self._held: dict[int, Snapshot] = {}  # by version, oldest first
         self._channels: dict[int, tuple[Channel, threading.Lock]] = {}
 
     def hold(self, version: int, weights: dict[str, Tensor]) -> None:
-        """Keep these weights for engines to fetch, instead of the ones before."""
-        self._snapshot = Snapshot(version, weights)
+        """Keep these weights for engines to fetch, and those held before; what was held earlier goes."""
+        newest = list(self._held.values())[-1:]
+        self._held = {s.version: s for s in (*newest, Snapshot(version, weights))}
 
     def weight_info(self) -> Snapshot:
-        """What is held. Raises UserError where nothing was published yet."""
-        if self._snapshot is None:
+        """The newest that is held. Raises UserError where nothing was published yet."""
+        if not self._held:
             raise UserError("trainer: no weights are held yet; publish with mode direct first")
-        return self._snapshot
+        return list(self._held.values())[-1]
 
     def init(
         self, replica_id: int, host: str, port: int, world_size: int, backend: str, timeout_s: float
@@ -77,9 +79,10 @@ class DirectTransfer:
 
     def push(self, replica_id: int, version: int) -> int:
         """Send the weights of `version` to one engine, tensor by tensor; blocks until it has them. Bytes sent."""
-        snapshot = self.weight_info()
-        if snapshot.version != version:
-            raise UserError(f"trainer: version {version} is not held, but {snapshot.version}")
+        newest = self.weight_info()
+        snapshot = self._held.get(version)
+        if snapshot is None:
+            raise UserError(f"trainer: version {version} is not held, but {newest.version}")
         if replica_id not in self._channels:
             raise UserError(f"trainer: replica {replica_id} has no transfer group; call init_direct first")
         channel, lock = self._channels[replica_id]

@@ -125,6 +125,10 @@ class RealEnvironment:
         begin_s = self._clock.now_s()
         result = await call_tool(call, self._tool_timeout_s)
         latency_s = self._clock.now_s() - begin_s
+        if (
+            trajectory_id not in self._store
+        ):  # dropped, and a tool of somebody's own did not mind being cancelled
+            return
         episode = self._store[trajectory_id]
         payload = self._tokens.next_prompt(episode.state.observe(result), episode.tokens)
         room = self._store.max_model_len - len(episode.tokens) - len(payload)
@@ -140,7 +144,9 @@ class RealEnvironment:
         )
 
     async def _end(self, trajectory_id: TrajectoryId, outcome: End) -> None:
-        self._finish(self._store[trajectory_id], await outcome.final_reward())
+        reward = await outcome.final_reward()
+        if trajectory_id in self._store:
+            self._finish(self._store[trajectory_id], reward)
 
     def _finish(self, episode: Episode, reward: float) -> None:
         episode.reward = reward

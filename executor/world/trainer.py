@@ -40,9 +40,13 @@ class Trainer(Protocol):
 
 @dataclass
 class StepLog:
-    """A row for the run's `steps.jsonl` and the status line. reward_mean: of the step's trajectories."""
+    """A row for the run's `steps.jsonl` and the status line. prompts: numbers of those trained on, `TaskOrder`'s.
+
+    reward_mean: of the step's trajectories.
+    """
 
     version: int
+    prompts: list[int]
     reward_mean: float
     reward_std: float
     num_trajectories: int
@@ -109,7 +113,7 @@ class RealTrainer:
         for episode in episodes:
             self._store.remove(episode.trajectory_id)
         finished_s = self._clock.now_s()
-        self._hooks.logged(_log_of(version, episodes, len(group_ids), started_s, finished_s, result))
+        self._hooks.logged(_log_of(version, episodes, group_ids, started_s, finished_s, result))
         await self._hooks.checkpoint(version, self._progress)
         self._emit(
             ev.TrainStepFinished(
@@ -160,7 +164,7 @@ def sample_of(episode: Episode) -> Sample:
 def _log_of(
     version: int,
     episodes: list[Episode],
-    num_groups: int,
+    group_ids: tuple[GroupId, ...],
     started_s: float,
     finished_s: float,
     result: StepFigures,
@@ -171,10 +175,11 @@ def _log_of(
     lag = [trained_at - v for e in episodes for v, own in zip(e.versions, e.generated, strict=True) if own]
     return StepLog(
         version=version,
+        prompts=[int(group_id) for group_id in group_ids],
         reward_mean=float(rewards.mean()) if len(rewards) else float("nan"),
         reward_std=float(rewards.std()) if len(rewards) else float("nan"),
         num_trajectories=len(episodes),
-        num_groups=num_groups,
+        num_groups=len(group_ids),
         started_s=started_s,
         finished_s=finished_s,
         staleness_mean=float(np.mean(lag)) if lag else float("nan"),

@@ -1,9 +1,13 @@
 """Published weights: which version engines may load, from where, and whether what they serve is it.
 
-Guarantees that an engine is never told to load what was not published whole, and that a folder is kept as long as
-it is the newest or one of `keep_versions`.
+Guarantees that an engine is never told to load what was not published whole, and that what it was told to load
+stays until it has: a folder is kept while it is one of the `keep_versions` newest or an engine's latest, and weights
+that are broadcast are not replaced under way. Engines are launched from the first weights, which nobody removes, and
+then brought up to date in place: a launch takes longer than a published folder may live.
 """
 
+import asyncio
+import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Sequence
@@ -20,6 +24,7 @@ from executor.trainer.client import weights_folder
 from libra.core.ids import ReplicaId, WeightVersion
 from libra.errors import UserError
 
+_PROBES_KEPT: Final = 8
 MAX_PROBE_ERROR: Final = {"float32": 1e-3, "bfloat16": 0.25}
 """Largest difference of a probed token's log-prob, trainer and engine, that is taken for rounding."""
 
@@ -48,7 +53,8 @@ class Probe:
 class PublishedWeights:
     """The `WeightSource` of the engines, and where the trainer publishes.
 
-    tp_of: TP degree of a replica. backend: of direct transfers, gloo or nccl. num_probes: 0 for no verification.
+    start_path: model folder that holds `start_version`. tp_of: TP degree of a replica. backend: of direct transfers,
+    gloo or nccl. num_probes: 0 for no verification. deadline_s: of one load; a broadcast takes no longer.
     """
 
     def __init__(
@@ -64,50 +70,68 @@ class PublishedWeights:
         vocab_size: int,
         num_probes: int,
         tolerance: float,
+        deadline_s: float = 300.0,
         host: str = "127.0.0.1",
         backend: str = "gloo",
     ) -> None:
         self._trainer = trainer
         self._mode = mode
         self._folder = folder
-        self._path = start_path
-        self._path_version = start_version
+        self._start_path = start_path
+        self._start_version = start_version
         self._published = start_version
         self._keep = keep_versions
         self._tp_of = tp_of
         self._host = host
         self._backend = backend
         self._tolerance = tolerance
+        self._deadline_s = deadline_s
+        self._told: dict[ReplicaId, int] = {}  # version of a replica's latest load
+        self._transfers: dict[ReplicaId, tuple[int, asyncio.Event]] = {}  # version, and whether it is over
         self._info: list[tuple[str, str, list[int]]] = []
         self._probe_samples = _probe_samples(num_probes, vocab_size)
-        self._probe: Probe | None = None
+        self._probes: dict[int, Probe] = {}
 
     # -- trainer's side -----------------------------------------------------------------------------------
 
     async def publish(self, version: int) -> None:
         """Make the trainer's weights, which are `version`, loadable. Raises UserError."""
+        if self._mode == "direct":
+            await self._transfers_over()
         if self._mode != "none":
             await self._trainer.publish(version, self._mode, self._folder if self._mode == "disk" else None)
         if self._mode == "direct" and not self._info:
             self._info = await self._trainer.weight_info()
         if self._probe_samples and self._mode != "none":
             expected = await self._trainer.logprobs(self._probe_samples)
-            self._probe = Probe(version, self._probe_samples, tuple(expected))
+            self._probes[version] = Probe(version, self._probe_samples, tuple(expected))
+            for old in sorted(self._probes)[:-_PROBES_KEPT]:
+                del self._probes[old]
         self._published = version
         if self._mode == "disk":
-            self._path, self._path_version = weights_folder(self._folder, version), version
             self._prune()
 
     def _prune(self) -> None:
-        folders = sorted(path for path in self._folder.glob("v*") if path.is_dir())
-        for old in folders[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        """Newer folders are of an attempt that was interrupted after its last checkpoint."""
+        folders = {path.name: path for path in self._folder.glob("v*") if path.is_dir()}
+        newest = weights_folder(self._folder, self._published).name
+        kept = set(sorted(name for name in folders if name <= newest)[-self._keep :])
+        kept |= {weights_folder(self._folder, version).name for version in self._told.values()}
+        for name in folders.keys() - kept:
+            shutil.rmtree(folders[name], ignore_errors=True)
+
+    async def _transfers_over(self) -> None:
+        """Wait for broadcasts of versions before the one published last, which the trainer is about to let go."""
+        for version, over in list(self._transfers.values()):
+            if version < self._published:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), self._deadline_s)
 
     # -- engines' side ------------------------------------------------------------------------------------
 
     def launch_from(self) -> tuple[str, WeightVersion]:
         """See `WeightSource`."""
-        return str(self._path), WeightVersion(self._path_version)
+        return str(self._start_path), WeightVersion(self._start_version)
 
     def published_version(self) -> WeightVersion:
         """See `WeightSource`."""
@@ -115,6 +139,7 @@ class PublishedWeights:
 
     async def update(self, replica_id: ReplicaId, version: WeightVersion) -> WeightUpdate:
         """See `WeightSource`."""
+        self._told[replica_id] = int(version)
         if self._mode == "disk":
             path = weights_folder(self._folder, int(version))
             if not path.is_dir():
@@ -123,14 +148,28 @@ class PublishedWeights:
         world_size = 1 + self._tp_of(replica_id)
         port = _free_port(self._host)
         names, dtypes, shapes = zip(*self._info, strict=True)
+        over = asyncio.Event()
+        self._transfers[replica_id] = (int(version), over)
+
+        async def join() -> None:
+            try:
+                await self._trainer.init_direct(int(replica_id), self._host, port, world_size, self._backend)
+            except BaseException:
+                over.set()
+                raise
+
+        async def send() -> None:
+            try:
+                await self._trainer.push(int(replica_id), int(version))
+            finally:
+                over.set()
+
         return BroadcastUpdate(
             self._host,
             port,
             world_size,
-            join=lambda: self._trainer.init_direct(
-                int(replica_id), self._host, port, world_size, self._backend
-            ),
-            send=lambda: self._trainer.push(int(replica_id), int(version)),
+            join=join,
+            send=send,
             names=tuple(names),
             dtypes=tuple(dtypes),
             shapes=tuple(tuple(shape) for shape in shapes),
@@ -138,8 +177,8 @@ class PublishedWeights:
 
     async def verify(self, replica_id: ReplicaId, version: WeightVersion, client: EngineClient) -> None:
         """Compare the engine's log-probs with the trainer's, if that was asked for. Raises UserError."""
-        probe = self._probe
-        if probe is None or probe.version != version:
+        probe = self._probes.get(int(version))
+        if probe is None:
             return
         for sample, expected in zip(probe.samples, probe.expected, strict=True):
             scores = np.asarray(await client.score([int(token) for token in sample.tokens]), np.float64)

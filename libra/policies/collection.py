@@ -1,8 +1,8 @@
 """A limit on how long the trainer waits for its batch, used by the recovery policy.
 
-When no train step has begun for `timeout_s`, what is under way is tried again: turns in flight are aborted, keep their
-tokens and are placed anew. After `max_retries` of that in a row the trajectories under way are given up. What has
-finished stays in any case, and with it the groups that are complete: only who is late loses.
+When no train step has begun for `timeout_s`, what is under way is tried again: turns in flight are aborted, keep
+their tokens and are placed anew. After `max_retries` of that in a row the trajectories under way are given up. What
+has finished stays in any case, and with it the groups that are complete: only who is late loses.
 """
 
 from collections.abc import Iterable, Iterator

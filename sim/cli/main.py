@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from libra.core.invariants import InvariantViolation
 from libra.errors import PolicyError, UserError
@@ -75,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     report = verbs.add_parser(
         "report", help="table, report.html, figures and timeline.json of a run or sweep"
     )
-    report.add_argument("directory", type=Path, help="run or sweep directory")
+    report.add_argument(
+        "directory", type=Path, help="run or sweep directory, or folder of a real run (its last attempt)"
+    )
     report.add_argument("--out", type=Path, help="where to write (default: into the directory)")
     report.set_defaults(verb=inspect.report)
 
@@ -83,13 +86,18 @@ def _parser() -> argparse.ArgumentParser:
         "replay", help="feed a run's events to a fresh controller; actions must be equal"
     )
     replay.add_argument(
-        "directory", type=Path, nargs="+", help="run directories, or sweeps (all their cells)"
+        "directory",
+        type=Path,
+        nargs="+",
+        help="run directories, sweeps (all their cells), or real runs (all their attempts)",
     )
     replay.set_defaults(verb=inspect.replay)
 
     compare = verbs.add_parser("compare", help="figures of two runs side by side")
     compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
     compare.set_defaults(verb=inspect.compare)
+
+    _add_validate(verbs)
 
     check = verbs.add_parser("check", help="validate a workload trace (CSV) and describe it")
     check.add_argument("trace", type=Path)
@@ -106,6 +114,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     listing.set_defaults(verb=inspect.listing)
     return parser
+
+
+def _add_validate(verbs: Any) -> None:
+    validate = verbs.add_parser(
+        "validate", help="simulate a recorded run on fitted costs; signed errors of times and rates"
+    )
+    validate.add_argument("run", type=Path, help="run directory, or folder of a real run (its last attempt)")
+    validate.add_argument(
+        "--fit", type=Path, metavar="EARLIER_RUN", help="fit the costs to this run (default: to RUN itself)"
+    )
+    validate.add_argument("--out", type=Path, help="folder for validation.json and the simulated run")
+    validate.add_argument(
+        "--max-error", type=float, metavar="PCT", help="exit 1 if the makespan is off by more than this (%%)"
+    )
+    validate.set_defaults(verb=inspect.validate)
 
 
 def _add_experiment(parser: argparse.ArgumentParser) -> None:

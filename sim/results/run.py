@@ -12,6 +12,7 @@ from libra.record.frames import Frame
 from libra.record.metrics import METRICS
 from libra.record.reader import Run
 from sim import plots
+from sim.attempts import last_attempt
 from sim.plots.gantt import Colour
 from sim.results.labels import label, number
 from sim.results.text import columns_of_text, markup
@@ -142,9 +143,12 @@ class RunResult:
 def compare_runs(a: RunResult | Path | str, b: RunResult | Path | str) -> Frame:
     """Figures of two runs side by side: columns metric (with unit), a, b, difference [%].
 
-    Figures that neither run knows are left out; the difference is nan where one is unknown or `a` is 0.
+    A real run's folder stands for its last attempt. Figures that neither run knows are left out; the difference is
+    nan where one is unknown or `a` is 0.
     """
-    first, second = (run if isinstance(run, RunResult) else RunResult(run) for run in (a, b))
+    first, second = (
+        run if isinstance(run, RunResult) else RunResult(last_attempt(Path(run))) for run in (a, b)
+    )
     rows = []
     for metric in dict.fromkeys([*first.record.summary, *second.record.summary]):
         left, right = (run.record.summary.get(metric, float("nan")) for run in (first, second))
