@@ -19,7 +19,7 @@ import pyarrow as pa
 from libra.core.actions import Action
 from libra.core.events import Event
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 EVENT_TYPES: Final[tuple[type, ...]] = get_args(Event)
 ACTION_TYPES: Final[tuple[type, ...]] = get_args(Action)

@@ -1,18 +1,37 @@
 """The comparison of a sweep as rows of text, and what a reader of them has to know."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
+from libra.record.frames import Frame
 from libra.record.metrics import METRICS
 from sim.results.labels import HEADLINE, difference, interval, label, number
+from sim.results.reading import SweepFile
 from sim.stats import PairedDifference, mean_interval
 
-if TYPE_CHECKING:
-    from sim.results.sweep import SweepResult
+
+class Sweep(Protocol):
+    """What a table needs of `sim.results.sweep.SweepResult`, which says what each is."""
+
+    @property
+    def file(self) -> SweepFile: ...
+    @property
+    def axis(self) -> str: ...
+    @property
+    def axes(self) -> list[str]: ...
+    @property
+    def other_axes(self) -> list[str]: ...
+    @property
+    def metrics(self) -> list[str]: ...
+    @property
+    def frame(self) -> Frame: ...
+    def differences(self, metric: str | None = None) -> list[PairedDifference]: ...
+    def at(self, point: Mapping[str, str]) -> Frame: ...
 
 
-def sweep_rows(sweep: "SweepResult") -> list[list[str]]:
+def sweep_rows(sweep: Sweep) -> list[list[str]]:
     """Cells of the table, the head first; no rows at all where no cell has finished. n: seeds in the means."""
     extra = [name for name in HEADLINE if name in sweep.metrics and name != sweep.file.metric]
     shown = label(sweep.file.metric)
@@ -43,7 +62,7 @@ def sweep_rows(sweep: "SweepResult") -> list[list[str]]:
     return rows if sweep.frame["status"].eq("finished").any() else []
 
 
-def sweep_footnotes(sweep: "SweepResult") -> list[str]:
+def sweep_footnotes(sweep: Sweep) -> list[str]:
     """What a reader of the table has to know, line by line."""
     notes: list[str] = []
     rows = sweep.differences()
@@ -69,11 +88,11 @@ def sweep_footnotes(sweep: "SweepResult") -> list[str]:
     return notes
 
 
-def _key(sweep: "SweepResult", row: PairedDifference) -> tuple[str, ...]:
+def _key(sweep: Sweep, row: PairedDifference) -> tuple[str, ...]:
     return tuple(row.point if axis == row.axis else row.others[axis] for axis in sweep.axes)
 
 
-def _ordered_points(sweep: "SweepResult") -> list[dict[str, str]]:
+def _ordered_points(sweep: Sweep) -> list[dict[str, str]]:
     """Points by the other axes first, the baseline first among those compared with it."""
     first = sweep.file.baseline.get(sweep.axis)
     order = {axis: {name: i for i, name in enumerate(points)} for axis, points in sweep.file.axes.items()}
