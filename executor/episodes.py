@@ -19,7 +19,11 @@ PROMPT_VERSION: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
-    """How turns are sampled. max_new_tokens: of one turn. temperature 0 is greedy."""
+    """How turns are sampled.
+
+    max_new_tokens: of one turn. temperature: 0 is greedy. top_p: sample from the likeliest tokens that together have
+    this probability, 1 for all.
+    """
 
     max_new_tokens: int = 1024
     temperature: float = 1.0

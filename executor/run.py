@@ -15,6 +15,7 @@ from pathlib import Path
 from executor.assembly import Host, Outcome, RealWorld
 from executor.checkpoints import Checkpoints
 from executor.driver import ExecutorDriver
+from executor.engines.port_pool import PortPool
 from executor.engines.transport import new_session
 from executor.environments.chat import ChatTokens
 from executor.plan import RunPlan
@@ -35,19 +36,24 @@ _STOP_S = 5.0
 @asynccontextmanager
 async def local_trainer(plan: RunPlan, folder: RunFolder) -> AsyncIterator[TrainerClient]:
     """The trainer's processes on this machine, and their client; both are gone afterwards."""
-    processes = await TrainerProcesses.start(
-        plan.trainer,
-        plan.model_path,
-        folder.logs,
-        start_version=folder.progress.version,
-        checkpoint=folder.checkpoint / "trainer" if folder.checkpoint is not None else "",
-        devices=range(plan.resolved.experiment.train_gpus) if plan.replicas[0].gpus else (),
-    )
+    pool = PortPool(plan.config.engines.ports, plan.config.engines.host)
     try:
-        async with TrainerClient(processes.base_url, processes.died) as client:
-            yield client
+        processes = await TrainerProcesses.start(
+            plan.trainer,
+            plan.model_path,
+            folder.logs,
+            start_version=folder.progress.version,
+            checkpoint=folder.checkpoint / "trainer" if folder.checkpoint is not None else "",
+            devices=range(plan.resolved.experiment.train_gpus) if plan.replicas[0].gpus else (),
+            ports=(pool.take(), pool.take()),
+        )
+        try:
+            async with TrainerClient(processes.base_url, processes.died) as client:
+                yield client
+        finally:
+            await processes.stop()
     finally:
-        await processes.stop()
+        pool.close()
 
 
 @dataclass(frozen=True)

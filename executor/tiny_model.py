@@ -124,7 +124,13 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _write_tokenizer(out: Path, max_length_tokens: int) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import (  # pyright: ignore[reportMissingImports]
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+    )
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
@@ -145,7 +151,7 @@ def _write_tokenizer(out: Path, max_length_tokens: int) -> None:
 
 
 def _write_weights(out: Path, config: dict[str, object], seed: int, scale: float) -> None:
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save_file  # pyright: ignore[reportMissingImports]
 
     rng = np.random.default_rng(seed)
     tensors = {

@@ -12,13 +12,15 @@ from libra.errors import UserError
 class EnginesConfig:
     """How engines are launched, watched and spoken to.
 
-    python: interpreter of the environment that holds vLLM. ports: `18100-18199`, or single ports with commas.
+    python: interpreter of the environment that holds vLLM. host: where engines listen and are found.
+    ports: `18100-18199`, or single ports with commas. dtype: of weights and activations; auto is the model's own.
     kv_cache_memory_bytes: of each GPU (of each engine on CPU); none = by `gpu_memory_utilization` on a GPU,
-    256 MiB on CPU. startup_timeout_s: from launch to healthy. request_timeout_s: of one turn, waiting included.
-    stop_grace_s: from SIGTERM to SIGKILL.
+    256 MiB on CPU. startup_timeout_s: from launch to healthy. health_period_s: between health checks.
+    request_timeout_s: of one turn, waiting included. stop_grace_s: from SIGTERM to SIGKILL.
     lost_after_failures: health checks in a row. stream_interval_tokens: an engine reports its first token at once
     and then every so many; what lies between is lost when it dies. extra_args: appended to its command line.
     endpoints: addresses of engines that somebody else started, in the order of replicas; none are launched then.
+    omp_threads: of each worker process on CPU.
     """
 
     python: str = sys.executable or ""

@@ -35,7 +35,8 @@ class Faults:
 
     unhealthy: `/health` says 503. hang: no request is answered any more. break_after_tokens: streams end without
     their end mark after so many. error_after_tokens: they end with an error message. refuse: status of every
-    generate request. stuck: paths that never answer. failing: paths that answer 500.
+    generate request. stuck: paths that never answer. slow: paths that answer so many seconds late. failing: paths
+    that answer 500.
     """
 
     unhealthy: bool = False
@@ -44,6 +45,7 @@ class Faults:
     error_after_tokens: int | None = None
     refuse: int | None = None
     stuck: set[str] = field(default_factory=set)
+    slow: dict[str, float] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
 
 
@@ -69,6 +71,8 @@ class Stream:
 
     def version_spans(self) -> list[dict[str, object]]:
         """As vLLM tells them."""
+        if not self.spans:  # it was aborted before it began
+            return []
         ends = [span[1] for span in self.spans[1:]] + [self.num_output]
         return [
             {"version": span[0], "start": span[1], "end": end}

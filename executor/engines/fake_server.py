@@ -93,6 +93,8 @@ class FakeServer:
     async def _fault(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.faults.hang or request.path in self.faults.stuck:
             await asyncio.Event().wait()
+        if request.path in self.faults.slow:
+            await asyncio.sleep(self.faults.slow[request.path])
         if request.path in self.faults.failing:
             return web.json_response({"error": {"message": "made to fail", "code": 500}}, status=500)
         return await handler(request)

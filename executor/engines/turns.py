@@ -96,7 +96,7 @@ class Turn:
         self, result: GenerateResult, outcome: TurnOutcome, started_s: float | None
     ) -> ev.TurnFinished:
         """It has all its tokens. started_s: when the driver thinks that it left the queue."""
-        first_s = result.first_token_at if result.first_token_at > 0 else result.ended_at
+        first_s = result.first_token_at if result.first_token_at >= 0 else result.ended_at
         if result.queue_s is not None:
             started_s = self.submitted_s + result.queue_s
         started_s = first_s if started_s is None else min(max(self.submitted_s, started_s), first_s)

@@ -49,12 +49,13 @@ _TOOLS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticConfig:
-    """num_tasks: distinct sums, made of `num_operands` numbers from 0 to `max_operand` and of `operators` (`+-*`).
+    """num_tasks: distinct sums. num_operands: numbers in each. max_operand: the largest. operators: some of `+-*`.
 
     max_turns: the answer's turn included. max_turn_tokens: 0 for the experiment's own bound. allowed_characters: the
     engine samples nothing else, such as `0123456789+-*`; empty for everything. answer_share: part of the reward that
-    is for the answer; the rest is for the share of calls that succeed. slow_call_share: of the calls that dawdle
-    `slow_call_s` seconds, to try time-outs. chat: through the model's chat template, not as bare text.
+    is for the answer; the rest is for the share of calls that succeed. slow_call_share: of the calls that
+    dawdle, to try time-outs. slow_call_s: for how long they do. task_seed: which sums. chat: through the model's chat
+    template, not as bare text.
     """
 
     num_tasks: int = 64

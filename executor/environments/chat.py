@@ -42,7 +42,7 @@ class ChatTokens:
         path = Path(model_path)
         if not path.is_dir():
             raise UserError(f"model {path}: no such folder; name a folder with a model and its tokenizer")
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -51,7 +51,8 @@ _NAMESPACES: Final = (
 class SandboxConfig:
     """time_limit_s: on the wall clock, from the program's start. cpu_limit_s: 0 for a little over time_limit_s.
 
-    memory_limit_bytes: address space of each process. max_concurrent: programs at once. network: leave it on.
+    memory_limit_bytes: address space of each process. output_limit_bytes: what is beyond is cut off, visibly.
+    max_concurrent: programs at once. network: true leaves it on.
     """
 
     time_limit_s: float = 10.0

@@ -61,10 +61,10 @@ class _GpuNamesOnCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _is_gpu(device: object) -> bool:
-    return (isinstance(device, str) and device.startswith("cuda")) or (
-        isinstance(device, torch.device) and device.type == "cuda"
-    )
+def _is_gpu(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, torch.device) and device.type == "cuda"
 
 
 def _install_rng_tracker() -> None:

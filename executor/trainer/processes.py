@@ -36,18 +36,21 @@ class TrainerProcesses:
         start_version: int = 0,
         checkpoint: str | Path = "",
         devices: Sequence[int] = (),
+        ports: tuple[int, int] | None = None,
         python: str = sys.executable,
         timeout_s: float = 1800.0,
     ) -> Self:
         """Start one process a rank, with specification and logs in `folder`; they are not ready yet.
 
-        config: with train_dp_size filled in. devices: ids of the GPUs, one a rank; none means the CPU.
+        config: with train_dp_size filled in. devices: ids of the GPUs, one a rank; none means the CPU. ports: of the
+        ranks' rendezvous and of rank 0's server, kept free by the caller; without them any that are free now are
+        taken, which somebody else may take before the ranks have loaded their modules.
         """
         if config.train_dp_size < 1:
             raise ValueError("train_dp_size must be filled in; see TrainerConfig.with_dp")
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        master_port, control_port = _free_ports(2)
+        master_port, control_port = ports or _free_ports()
         spec = TrainerSpec(
             config=config,
             model_path=str(Path(model_path).resolve()),
@@ -115,10 +118,7 @@ def _last_words(process: ManagedProcess) -> str:
     return f"{lines[-1] if lines else 'it said nothing'} (log: {process.log_path})"
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, held together so that they differ."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+def _free_ports() -> tuple[int, int]:
+    """Two ports that nobody listens on now, held together so that they differ."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]

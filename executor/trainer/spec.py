@@ -18,11 +18,13 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay (none on norms). lr may be 0, which trains nothing.
+    """Adam with decoupled weight decay (none on norms).
 
-    clip_grad: largest global gradient norm, 0 for no clipping. The last four are the manual's memory switches; where
-    TransformerEngine is missing, some of them run as something else, and the trainer says so in one line each.
-    optimizer_offload_fraction: share of the optimizer state kept in host memory.
+    lr: constant; 0 trains nothing. beta1, beta2, eps: Adam's own. weight_decay: times lr a step.
+    clip_grad: largest global gradient norm, 0 for no clipping.
+    use_precision_aware_optimizer, optimizer_cpu_offload, use_distributed_optimizer: the manual's memory switches;
+    where TransformerEngine is missing something else runs, and the trainer says so in one line each.
+    optimizer_offload_fraction: share of the optimizer state that offloading keeps in host memory.
     """
 
     lr: float = 1e-6
@@ -50,10 +52,12 @@ class GrpoConfig:
     """The loss, with one optimizer step a batch.
 
     clip, clip_high: the probability ratio is clipped to [1 - clip, 1 + clip_high]; clip_high null means clip.
+    loss_aggregation: the mean over all tokens, or over trajectories of the mean over each one's tokens.
     kl_coef: weight of the k3 estimate of KL(policy || start weights); 0 loads no reference model.
     recompute_logprobs: true takes the old log-probs from the trainer's own weights, in the same forward pass (their
     ratio is then 1), and weighs each token by how likely the trainer finds it against the engine that sampled it, at
-    most `importance_cap` (null: no such weight). False takes the engine's log-probs as the old ones.
+    most `importance_cap`. False takes the engine's log-probs as the old ones.
+    importance_cap: of that weight; null for no such weight.
     max_empty_batches: batches in a row whose groups all have equal rewards, after which the run stops.
     normalize_advantage_std: divide a group's advantages by the standard deviation of its rewards.
     """
@@ -80,8 +84,12 @@ class GrpoConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """Layout and settings of the trainer. train_dp_size 0: what the trainer's GPUs leave beside TP and PP.
+    """Layout and settings of the trainer.
 
+    train_tp_size: tensor-parallel ranks. train_pp_size: pipeline stages. train_dp_size 0: what the trainer's GPUs
+    leave beside TP and PP.
+
+    dtype: of weights and activations. seed: the experiment's, whatever stands here.
     micro_batch_size: trajectories in one forward pass. max_seq_length_tokens: longest trajectory, prompt included.
     """
 

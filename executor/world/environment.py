@@ -107,7 +107,9 @@ class RealEnvironment:
 
     def after_turn(self, trajectory_id: TrajectoryId, turn: int) -> None:
         """See `TurnStore`: the tool is called, or the episode ends."""
-        outcome = self._outcomes.pop(trajectory_id)
+        outcome = self._outcomes.pop(trajectory_id, None)
+        if outcome is None:  # it was dropped in answer to the event
+            return
         work = (
             self._end(trajectory_id, outcome)
             if isinstance(outcome, End)

@@ -26,10 +26,8 @@ from libra.ports import Emit
 class StepFigures(Protocol):
     """What a train step tells; see `executor.trainer.client.StepResult`."""
 
-    version: int
-    num_trajectories: int
-    num_tokens: int
-    num_zero_variance_groups: int
+    @property
+    def num_zero_variance_groups(self) -> int: ...
 
 
 class Trainer(Protocol):

@@ -53,8 +53,9 @@ class Probe:
 class PublishedWeights:
     """The `WeightSource` of the engines, and where the trainer publishes.
 
-    start_path: model folder that holds `start_version`. tp_of: TP degree of a replica. backend: of direct transfers,
-    gloo or nccl. num_probes: 0 for no verification. deadline_s: of one load; a broadcast takes no longer.
+    mode: `none` is `disk` here; all that is published under it is what a resumed run begins with. start_path: model
+    folder that holds `start_version`. tp_of: TP degree of a replica. backend: of direct transfers, gloo or nccl.
+    num_probes: 0 for no verification. deadline_s: of one load; a broadcast takes no longer.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PublishedWeights:
         backend: str = "gloo",
     ) -> None:
         self._trainer = trainer
-        self._mode = mode
+        self._mode = "disk" if mode == "none" else mode
         self._folder = folder
         self._start_path = start_path
         self._start_version = start_version
@@ -98,11 +99,10 @@ class PublishedWeights:
         """Make the trainer's weights, which are `version`, loadable. Raises UserError."""
         if self._mode == "direct":
             await self._transfers_over()
-        if self._mode != "none":
-            await self._trainer.publish(version, self._mode, self._folder if self._mode == "disk" else None)
+        await self._trainer.publish(version, self._mode, self._folder if self._mode == "disk" else None)
         if self._mode == "direct" and not self._info:
             self._info = await self._trainer.weight_info()
-        if self._probe_samples and self._mode != "none":
+        if self._probe_samples:
             expected = await self._trainer.logprobs(self._probe_samples)
             self._probes[version] = Probe(version, self._probe_samples, tuple(expected))
             for old in sorted(self._probes)[:-_PROBES_KEPT]:

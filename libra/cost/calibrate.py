@@ -15,8 +15,8 @@ together with the last, so time to the first token and time per token are not to
 What a turn of a real run waits for (HTTP, tokenizer, the event loops of driver and engine, a machine with other work)
 is inside of its times, so it shows up here as part of the step time. The result describes a stack on a machine at a
 load, not a GPU: it predicts runs of the same stack at about that load. Context length and a least time of steps that
-prefill have no coefficients of their own; their mean effect is in A, b and p. Where all turns of a record meet the same concurrency, A and b cannot be told apart,
-and only their sum at that concurrency means something.
+prefill have no coefficients of their own; their mean effect is in A, b and p. Where all turns of a record meet the
+same concurrency, A and b cannot be told apart, and only their sum at that concurrency means something.
 """
 
 from collections.abc import Callable, Mapping
@@ -150,13 +150,18 @@ def _turns_of_replica(turns: Columns, loads: Columns, replica_id: int) -> tuple[
     tokens_until = np.concatenate([[0.0], np.cumsum(prefilled[order])])
     first_in_order = first[order]
     until, before = (np.searchsorted(first_in_order, times, "right") for times in (ended, started))
-    spent_s = ended - started
-    # A turn that took no time at all (clocks have a resolution) had nobody beside it.
-    beside = (decoding_s(ended) - decoding_s(started)) / np.where(spent_s > 0, spent_s, 1.0)
-    features = np.column_stack([num_tokens, num_tokens * beside, tokens_until[until] - tokens_until[before]])
-    seconds = spent_s - (paused_s(ended) - paused_s(started))
+    decoding = _mean_between(decoding_s, started, first)  # one step, the others are from the first token on
+    decoding = decoding + (num_tokens - 1) * _mean_between(decoding_s, first, ended)
+    features = np.column_stack([num_tokens, decoding, tokens_until[until] - tokens_until[before]])
+    seconds = ended - started - (paused_s(ended) - paused_s(started))
     kept = np.isfinite(seconds) & (num_tokens > 0)
     return features[kept], seconds[kept]
+
+
+def _mean_between(total: Callable[[Floats], Floats], begin: Floats, end: Floats) -> Floats:
+    """Mean of what `total` adds up; 0 where no time has passed (clocks have a resolution)."""
+    spent_s = end - begin
+    return (total(end) - total(begin)) / np.where(spent_s > 0, spent_s, 1.0)
 
 
 def _integral(started: Floats, ended: Floats) -> Callable[[Floats], Floats]:

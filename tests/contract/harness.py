@@ -28,9 +28,19 @@ class World:
     """Replicas 0 and 1 (two turns at a time each) are up; the workload is `tests.contract.script`.
 
     react: called with every event, may `send`. Both `events` and `sent` are in order.
+
+    Where worlds differ for a good reason, the tests ask here. knows_lengths: the length of a turn is known when it is
+    submitted, so that one that fits nowhere is refused; else it is cut where the context ends.
+    trains_what_has_finished: a step counts the finished trajectories that it finds, not what it was told to expect.
+    stops_the_dead: a replica is stopped whether it answers or not; else that waits until its death is known.
+    timers_may_be_late_s: a timer that was set so late still fires, at once: actions take time to be carried out.
     """
 
     ports: Ports
+    knows_lengths = True
+    trains_what_has_finished = False
+    stops_the_dead = False
+    timers_may_be_late_s = 0.0
 
     def __init__(self) -> None:
         self.events: list[ev.Event] = []
@@ -55,6 +65,9 @@ class World:
     def die(self, replica_id: int) -> None:
         """A replica dies, and nobody knows yet."""
         raise AssertionError("a world can lose a replica")
+
+    def close(self) -> None:
+        """The test is over."""
 
     # -- of all -------------------------------------------------------------------------------------------
 

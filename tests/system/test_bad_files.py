@@ -150,7 +150,7 @@ def test_a_sweep_made_by_other_code_is_not_continued(refused, copied):
     )
 
 
-@pytest.mark.parametrize("verb", ["report", "replay", "compare", "check"])
+@pytest.mark.parametrize("verb", ["report", "replay", "compare", "validate", "check"])
 @pytest.mark.parametrize("given", ["nothing", ".", "tiny.yaml"])
 def test_a_verb_that_reads_finds_nothing_to_read(refused, tmp_path, verb, given):
     write_experiment(tmp_path)
@@ -161,13 +161,13 @@ def test_a_verb_that_reads_finds_nothing_to_read(refused, tmp_path, verb, given)
 DAMAGE = {
     "not JSON": ("nope", "damaged"),
     "no object": ("[]", "holds no object; run it again"),
-    "no version": ("{}", "schema_version None, this program reads 1"),
-    "later version": ('{"schema_version": 99}', "schema_version 99, this program reads 1"),
-    "half of it": ('{"schema_version": 1}', "lacks 'level'; run it again"),
+    "no version": ("{}", "schema_version None, this program reads 2"),
+    "later version": ('{"schema_version": 99}', "schema_version 99, this program reads 2"),
+    "half of it": ('{"schema_version": 2}', "lacks 'level'; run it again"),
 }
 
 
-@pytest.mark.parametrize("verb", ["report", "replay", "compare"])
+@pytest.mark.parametrize("verb", ["report", "replay", "compare", "validate"])
 @pytest.mark.parametrize(("text", "expected"), DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_manifest(refused, copied, verb, text, expected):
     (copied / "run" / "manifest.json").write_text(text, encoding="utf-8")

@@ -176,7 +176,7 @@ def test_manifest_says_what_was_run(tmp_path, story, info):
         (lambda run: (run / "manifest.json").write_text("{"), r"manifest\.json: damaged"),
         (
             lambda run: (run / "manifest.json").write_text('{"schema_version": 99}'),
-            "schema_version 99, this program reads 1",
+            "schema_version 99, this program reads 2",
         ),
         (lambda run: (run / "turns.parquet").unlink(), r"turns\.parquet: missing"),
         (lambda run: (run / "turns.parquet").write_bytes(b"PAR1"), r"turns\.parquet: damaged"),
@@ -211,7 +211,7 @@ def test_verify_finds_what_was_changed(tmp_path, story, info):
 
 
 def test_a_manifest_that_lacks_a_key_is_a_user_error(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"schema_version": 1, "level": "full"}')
+    (tmp_path / "manifest.json").write_text('{"schema_version": 2, "level": "full"}')
     with pytest.raises(UserError, match=r"manifest\.json: lacks 'config'"):
         Run.open(tmp_path)
 
