@@ -26,7 +26,7 @@ import pandas as pd
 from libra.config.resolve import resolve
 from libra.core.ids import EndReason
 from libra.errors import UserError
-from libra.host import HostClock, code_hash, git_state
+from libra.host import HostClock
 from libra.record.metrics import METRICS
 from libra.record.writer import Level
 from sim.config import SimConfig
@@ -41,8 +41,9 @@ from sim.documents import (
     scheduling_of,
 )
 from sim.endings import cells_cut_off, cut_off_message
+from sim.provenance import provenance
 from sim.results import RunResult, SweepResult
-from sim.simulation import PACKAGES, Provenance, simulate
+from sim.simulation import simulate
 from sim.sweeps.execute import CELLS, CellResult, prepare, run_grid
 from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
@@ -84,7 +85,7 @@ def run(
             resolved,
             directory,
             level=record,
-            provenance=_provenance(),
+            provenance=provenance(),
             host=clock.info,
             on_problem=problems.append,
         )
@@ -133,7 +134,7 @@ def sweep(
     resolved = [cell.resolve() for cell in grid.cells]
     if jobs > 1:
         check_processes(resolved)
-    known = _provenance()
+    known = provenance()
     folder, temporary = _folder(out)
     directory = folder / "sweep" if temporary else folder
     failed: list[CellResult] = []
@@ -200,11 +201,6 @@ def compare(
             frame[f"{name} against {base} [%]"] = 100 * (frame[name] - frame[base]) / reference.abs()
     frame.insert(0, "unit", [METRICS[m].unit if m in METRICS else "" for m in frame.index])
     return frame
-
-
-def _provenance() -> Provenance:
-    commit, dirty = git_state(PACKAGES)
-    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash(PACKAGES))
 
 
 def _folder(out: str | Path | None) -> tuple[Path, Path | None]:

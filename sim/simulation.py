@@ -5,10 +5,8 @@ workload. `simulate` is all that a sweep's worker, the command line and a notebo
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
 
 from libra.config.resolve import Resolved
 from libra.config.schema import ExperimentConfig
@@ -28,21 +26,8 @@ from sim.driver import SimDriver, World
 from sim.endings import ending_problem
 from sim.engine.base import CostTable, EngineSpec, QueueOrder
 from sim.locks import only_writer
+from sim.provenance import Provenance
 from sim.world.engines import ReplicaPlan, SimEngines
-
-PACKAGES: Final = ("libra", "sim")
-"""Whose sources a simulated result depends on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """What the caller knows about the code and the host, for the manifest. calibration_id: of costs of its own."""
-
-    commit: str = ""
-    dirty: bool = False
-    code_hash: str = ""
-    cell: Mapping[str, Any] | None = None
-    calibration_id: str = ""
 
 
 def simulate(

@@ -34,7 +34,8 @@ from sim.driver import World
 from sim.engine.base import CostTable, EngineSpec, QueueOrder
 from sim.fidelity import Figure, compared
 from sim.plots.utilisation import weight_loads
-from sim.simulation import Provenance, simulate
+from sim.provenance import Provenance
+from sim.simulation import simulate
 from sim.world.engines import ReplicaPlan
 
 SCHEMA_VERSION: Final = 1

@@ -12,6 +12,7 @@ from libra.cost.hardware import gpu_names, model_names
 from libra.errors import UserError
 from libra.policies.registry import BUILT_IN
 from libra.record.metrics import METRICS
+from sim.provenance import provenance
 from sim.replay import replay as replay_run
 from sim.replay import runs_below
 
@@ -62,7 +63,6 @@ def compare(args: argparse.Namespace) -> int:
 
 def validate(args: argparse.Namespace) -> int:
     """Simulate a recorded run on fitted costs; 1 if the makespan is further off than `--max-error`."""
-    from sim.cli.running import provenance
     from sim.results.text import columns_of_text
     from sim.validate import validate as validate_run
 

@@ -10,12 +10,13 @@ from tqdm import tqdm
 from libra.config.document import Document, apply_sets, load_document
 from libra.config.resolve import Resolved, hash_tree, resolve, to_plain
 from libra.errors import UserError
-from libra.host import HostClock, code_hash, cpu_count, git_state
+from libra.host import HostClock, cpu_count
 from libra.record.metrics import METRICS
 from sim.config import SimConfig
 from sim.endings import cells_cut_off, cut_off_message
 from sim.locks import is_in_use
-from sim.simulation import PACKAGES, Provenance, build_world, simulate
+from sim.provenance import provenance
+from sim.simulation import build_world, simulate
 from sim.sweeps.execute import CELLS, CellResult, prepare, run_grid
 from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
@@ -147,12 +148,6 @@ def show_config(resolved: Resolved) -> int:
     for path, value, origin in resolved.origins():
         print(f"{path} = {value!r}  # {origin}")
     return 0
-
-
-def provenance() -> Provenance:
-    """Of the code as it stands."""
-    commit, dirty = git_state(PACKAGES)
-    return Provenance(commit=commit, dirty=dirty, code_hash=code_hash(PACKAGES))
 
 
 _RUN_BAR = "{desc}{n:,.0f} sim-s [{elapsed}, {rate_fmt}]"

@@ -24,7 +24,8 @@ from libra.errors import PolicyError, UserError
 from libra.policies.failure import breach
 from libra.record.writer import Level
 from sim.locks import BusyError, in_use, wait_for_writer
-from sim.simulation import Provenance, simulate
+from sim.provenance import Provenance
+from sim.simulation import simulate
 from sim.sweeps.grid import Cell, Grid
 from sim.sweeps.workers import worker_pool
 
