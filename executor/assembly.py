@@ -153,6 +153,7 @@ class RealWorld:
             self._writer = writer
             self.clock.restart()
             self.driver.spawn(self._poll(), "poll of the engines")
+            self.driver.spawn(self._trainer.watch(), "watch of the trainer")
             try:
                 reason = await self.driver.run(
                     self._ports(), TaskSource.supply, version, max_run_s=config.max_run_s or float("inf")

@@ -71,6 +71,13 @@ class TrainerClient:
                 f"trainer: not ready after {timeout_s:g} s; see its logs, or allow it more"
             ) from None
 
+    async def watch(self) -> None:
+        """Never returns; raises UserError when the trainer dies, also while nobody waits for an answer of it."""
+        if self._died is None:
+            await asyncio.Event().wait()
+        else:
+            raise UserError(await self._died())
+
     async def step(self, batch: TrainBatch, version: int) -> StepResult:
         """Train on `batch`, which makes `version` (the one before plus 1)."""
         return StepResult(**json.loads(await self._call("step", {"version": version}, batch.to_bytes())))

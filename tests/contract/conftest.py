@@ -12,7 +12,7 @@ WORLDS = {
     "sim-reference": lambda supply: SimWorld("reference", supply),
 }
 PUSHING = ("sim", "sim-reference")
-"""Worlds in which trajectories may arrive by themselves. The executor only pulls: its prompts come from a data set."""
+"""Worlds in which trajectories may arrive by themselves. The executor only pulls, out of a data set."""
 
 
 @pytest.fixture(params=sorted(WORLDS))

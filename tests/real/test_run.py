@@ -1,4 +1,4 @@
-"""Real runs from the command line: they learn, call tools, survive interruption and kills, and leave nothing behind."""
+"""Real runs from the command line: they learn, call tools, survive kills, and leave nothing behind."""
 
 import contextlib
 import json
@@ -163,7 +163,7 @@ def test_a_tiny_model_learns_the_cipher_in_thirty_steps(tmp_path, model):
 
 
 def test_a_run_that_is_interrupted_and_killed_leaves_nothing_and_goes_on(tmp_path, model):
-    """SIGINT, then SIGKILL, then the same command again: every prompt is trained on once."""
+    """SIGINT twice, then SIGKILL, then the same command again: every prompt is trained on once."""
     num_steps, groups = 24, 4
     sets = (
         f"total_steps={num_steps}", f"workload.max_prompts={num_steps * groups}", "batch_size=32", "n_samples=8",
@@ -174,6 +174,15 @@ def test_a_run_that_is_interrupted_and_killed_leaves_nothing_and_goes_on(tmp_pat
 
     def start() -> Command:
         return Command("executor_cipher_cpu.yaml", model, tmp_path / "run", *sets)
+
+    command = start()
+    command.until(
+        lambda: len(command.processes()) > 4
+    )  # driver; guard and process of the rank and of the engine
+    os.killpg(command.process.pid, signal.SIGINT)  # while they start
+    assert command.end(60.0) == 130, command.text()
+    command.assert_gone()
+    assert attempts_of(command.out) == []
 
     command = start()
     command.until_step(5)

@@ -106,6 +106,7 @@ class FakeTrainer:
     fail_publications: how many publications fail.
 
     step_s: how long a step takes. signal: whether steps find something to learn from. wrong_by: error of `logprobs`.
+    unready: why it never becomes ready. death: set it, and a rank has died.
     """
 
     version: int = 0
@@ -116,10 +117,18 @@ class FakeTrainer:
     step_s: float = 0.0
     signal: bool = True
     wrong_by: float = 0.0
+    unready: str = ""
+    death: asyncio.Event = field(default_factory=asyncio.Event)
     notes: tuple[str, ...] = ("it is a stand-in",)
 
     async def wait_ready(self, timeout_s: float = 300.0) -> int:
+        if self.unready:
+            raise UserError(self.unready)
         return self.version
+
+    async def watch(self) -> None:
+        await self.death.wait()
+        raise UserError("trainer rank 1 ended with status 9: it said nothing")
 
     async def step(self, batch: TrainBatch, version: int) -> StepResult:
         assert version == self.version + 1
@@ -216,6 +225,7 @@ def run_fake(
     trainer: FakeTrainer | None = None,
     fake: FakeConfig | None = None,
     during: Callable[[FakeRun], Any] | None = None,
+    on_servers: Callable[[list[FakeServer]], None] = lambda servers: None,
     on_driver: Callable[[FakeRun], None] = lambda run: None,
     fresh: bool = False,
     limit_s: float = 30.0,
@@ -223,7 +233,8 @@ def run_fake(
 ) -> FakeRun:
     """One attempt at the experiment in `folder / out`, going on where the one before stopped.
 
-    on_driver: called once there is a driver; during: a coroutine function that runs beside it from then on.
+    on_servers: called before anything is started. on_driver: called once there is a driver; during: a coroutine
+    function that runs beside it from then on.
     """
 
     async def body() -> FakeRun:
@@ -234,7 +245,7 @@ def run_fake(
                 run.root, plan.resolved.tree(), plan.resolved.policy_hashes(), fresh=fresh
             )
             try:
-                await _attempt(run, run_folder, fake, during, on_driver)
+                await _attempt(run, run_folder, fake, during, on_servers, on_driver)
             finally:
                 run_folder.close()
             return run
@@ -247,6 +258,7 @@ async def _attempt(
     folder: RunFolder,
     fake: FakeConfig | None,
     during: Callable[[FakeRun], Any] | None,
+    on_servers: Callable[[list[FakeServer]], None],
     first: Callable[[FakeRun], None],
 ) -> None:
     beside: list[asyncio.Task[Any]] = []
@@ -268,6 +280,7 @@ async def _attempt(
         config = fake or FakeConfig(max_model_len=64, vocab_size=128)
         for _ in run.plan.replicas:
             run.servers.append(await stack.enter_async_context(FakeServer(config)))
+        on_servers(run.servers)
         addresses = tuple(server.base_url for server in run.servers)
         run.plan = _with_addresses(run.plan, addresses)
         run.outcome = await execute(

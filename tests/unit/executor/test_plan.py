@@ -126,9 +126,9 @@ def test_a_busy_port_is_refused(capsys, experiment, verb):
             capsys, experiment, *LOCAL, f"executor.engines.ports='{port}'",
             "heterogeneous_rollout.instances=[{tp: 1, count: 1}]", verb=verb,
         )  # fmt: skip
-    assert (
-        line
-        == f"error: executor.engines.ports: {port} on 127.0.0.1 is busy; end what uses it or name another"
+    assert line == (
+        f"error: executor.engines.ports: 0 of {port} on 127.0.0.1 are free, and the run needs 3: 2 of the "
+        "trainer and one an engine; end what uses them, or name a wider range"
     )
 
 

@@ -251,3 +251,29 @@ def test_direct_transfers_are_joined_once_and_pushed_once_a_version(tmp_path):
         a for s in Run.open(run.outcome.attempt).steps() for a in s.actions if type(a) is act.LoadWeights
     ]
     assert sum(call.startswith("push") for call in calls) == len(loads)
+
+
+def test_a_trainer_that_dies_while_nobody_waits_for_it_ends_the_run(tmp_path):
+    async def kill(run) -> None:
+        run.trainer.death.set()
+
+    run = run_fake(tmp_path, fake=FakeConfig(max_model_len=64, vocab_size=128, tokens_per_s=0.1), during=kill)
+    assert_failed(run, "trainer rank 1 ended with status 9")
+
+
+def test_a_trainer_that_never_becomes_ready_is_told_of_in_one_error_and_no_record_is_left(tmp_path):
+    with pytest.raises(UserError, match="trainer rank 0 ended with status 1: no module named megatron"):
+        run_fake(
+            tmp_path,
+            trainer=FakeTrainer(unready="trainer rank 0 ended with status 1: no module named megatron"),
+        )
+    assert list((tmp_path / "run" / "attempts").iterdir()) == []
+    assert run_fake(tmp_path).outcome.reason is EndReason.STEPS_DONE
+
+
+def test_an_engine_that_never_becomes_healthy_is_named(tmp_path):
+    sets = ("executor.engines.startup_timeout_s=0.1",)
+    with pytest.raises(
+        UserError, match=r"replica 0 \(tp 1\) at http://127.0.0.1:\d+: its engine was not healthy after 0.1 s"
+    ):
+        run_fake(tmp_path, *sets, on_servers=lambda servers: setattr(servers[0].faults, "unhealthy", True))
