@@ -1,6 +1,7 @@
 """A sweep of twelve cells in a process of its own, and what it leaves behind."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -55,8 +56,14 @@ def start(experiment: Path, out: Path, *options: str, hash_seed: int = 0) -> "su
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_hear_interrupts,
         env={"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": str(hash_seed)},
     )
+
+
+def _hear_interrupts() -> None:
+    """A shell without job control lets its background jobs ignore Ctrl-C, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_to_end(experiment: Path, out: Path, *options: str, hash_seed: int = 0) -> None:
