@@ -5,6 +5,7 @@ Guarantees that the record is closed however the run ends, and that it holds eve
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from executor.engines.rollout import VllmEngines
 from executor.engines.serving import Surroundings
 from executor.environments.chat import ChatTokens
 from executor.episodes import EpisodeStore
+from executor.giving_up import GivingUp
 from executor.plan import RunPlan
 from executor.progress import Progress
 from executor.run_folder import RunFolder
@@ -30,7 +32,7 @@ from executor.world.trainer import RealTrainer, StepLog, TrainerHooks
 from executor.world.weights import PublishedWeights
 from libra.controller import Controller
 from libra.core import events as ev
-from libra.core.actions import LoadWeights, PublishWeights
+from libra.core.actions import DropTrajectory, LoadWeights, PublishWeights
 from libra.core.ids import EndReason, FailureKind, WeightVersion
 from libra.core.step import Step
 from libra.errors import UserError
@@ -76,9 +78,11 @@ class RealWorld:
         self._attempt = folder.next_attempt()
         self._writer: RunWriter | None = None
         self._record_is_whole = True
+        self._drops: Counter[str] = Counter()
         self.clock = WallClock()
         self.controller: Controller = plan.resolved.build_controller(debug=config.debug)
         self.driver = ExecutorDriver(self.controller, self.clock, self._record, self._on_step)
+        self._giving_up = GivingUp(max(64, 4 * experiment.batch_size))
         self.status = Status(self.controller.view, experiment.total_steps)
         self.environment = plan.environment.make()
         rules = self.environment.turn_rules
@@ -162,12 +166,16 @@ class RealWorld:
                 error, reason = raised, EndReason.FAILED
             finally:
                 self.status.close()
+            if reason is EndReason.COMPLETED and not self.controller.view.trainer.version:
+                error = UserError(nothing_trained(self._drops))
             if error is not None and not self._record_is_whole:
                 raise error
             figures = writer.close(host.info(reason, self._trainer.notes), host.shape())
-        if reason is EndReason.COMPLETED:  # before the step whose checkpoint is always written
+        if (
+            reason is EndReason.COMPLETED and error is None
+        ):  # before the step whose checkpoint is always written
             await self._checkpoint(self._folder.progress.version, self._folder.progress, due=True)
-        self._folder.finish(reason)
+        self._folder.finish(reason, failed=error is not None)
         return Outcome(reason, figures, self._attempt, error)
 
     def _ports(self) -> Ports:
@@ -216,10 +224,13 @@ class RealWorld:
 
     def _on_step(self, step: Step) -> None:
         event = step.event
+        self._drops.update(a.drop_reason.value for a in step.actions if isinstance(a, DropTrajectory))
         if isinstance(event, ev.ActionFailed) and event.kind is not FailureKind.REPLICA_LOST:
             closed = self.controller.view.closed
             if isinstance(closed, LoadWeights | PublishWeights):
                 self._sync_failed(event.message)
+        if hopeless := self._giving_up.on_step(step):
+            self.driver.fail(UserError(hopeless))
         self.status.on_step(step)
 
     def _sync_failed(self, message: str) -> None:
@@ -227,6 +238,19 @@ class RealWorld:
             self.driver.fail(UserError(f"weight sync failed, and weight_sync.required is true: {message}"))
         else:
             self.status.say(f"weight sync failed; the version served before goes on: {message}")
+
+
+def nothing_trained(drops: Counter[str]) -> str:
+    """Of a run whose supply ended before the first train step. drops: trajectories given up, by reason."""
+    if not drops:
+        return (
+            "no train step was made: there were no prompts; see workload.environment and workload.max_prompts"
+        )
+    reason, times = drops.most_common(1)[0]
+    return (
+        f"no train step was made: {drops.total()} trajectories were given up, {times} of them for {reason}; "
+        "mend that, then the same command begins anew"
+    )
 
 
 def _for_a_person(group: BaseExceptionGroup[BaseException]) -> BaseException:

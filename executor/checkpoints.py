@@ -63,6 +63,12 @@ class Checkpoints:
         return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())
 
 
+def version_reached(folder: Path) -> int:
+    """Version of the newest complete checkpoint below `folder`, 0 where there is none."""
+    numbers = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
 def read_progress(checkpoint: Path) -> Progress:
     """The progress stored in a checkpoint. Raises UserError."""
     path = checkpoint / "progress.json"

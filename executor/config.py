@@ -56,7 +56,8 @@ class CheckpointConfig:
 class ExecutorConfig:
     """model_path: folder of a Hugging Face model (config, safetensors, tokenizer), relative to the experiment file.
 
-    launcher: `local` starts engines on this machine; `static` uses `engines.endpoints`, started by somebody else.
+    launcher: `local` starts engines on this machine and takes no `engines.endpoints`; `static` uses these, started by
+    somebody else.
     tool_timeout_s: of one tool call, whatever limit the environment has itself.
     metrics_period_s: between polls of the engines' own counters. max_run_s: 0 for no limit.
     debug: recount every total after every event, and watch that policies only look.
@@ -79,3 +80,8 @@ class ExecutorConfig:
             raise ValueError("metrics_period_s and tool_timeout_s must be positive")
         if self.max_run_s < 0:
             raise ValueError("max_run_s must not be negative (0 for no limit)")
+        if self.launcher == "local" and self.engines.endpoints:
+            raise ValueError(
+                "launcher local starts its own engines and would ignore engines.endpoints; "
+                "set launcher: static, or leave the endpoints out"
+            )

@@ -21,8 +21,9 @@ PROMPT_VERSION: Final = -1
 class SamplingConfig:
     """How turns are sampled.
 
-    max_new_tokens: of one turn. temperature: 0 is greedy. top_p: sample from the likeliest tokens that together have
-    this probability, 1 for all.
+    max_new_tokens: of one turn. temperature: of the softmax; a run that trains takes 1 only, since the loss takes
+    log-probs at temperature 1. top_p: sample from the likeliest tokens that together have this probability; a run
+    that trains takes 1 only, since the loss takes log-probs over the whole vocabulary.
     """
 
     max_new_tokens: int = 1024

@@ -7,11 +7,13 @@ one line that names the key, before a process exists.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from executor.config import ExecutorConfig
 from executor.engines.command import Device, Installed, check_engines, find_vllm
 from executor.engines.launch import ReplicaPlan
 from executor.environments.registry import EnvironmentEntry, find_environment
+from executor.episodes import SamplingConfig
 from executor.trainer.shape import ModelShape, read_shape
 from executor.trainer.spec import MemoryEstimate, TrainerConfig, check_trainer, estimate_memory
 from libra.config.document import Document
@@ -19,6 +21,9 @@ from libra.config.resolve import Resolved, resolve
 from libra.core.ids import NodeId, ReplicaId
 from libra.errors import UserError
 from libra.workloads.environment import EnvironmentWorkload
+
+TOKENIZER_FILES: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
+"""A model's folder has at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,11 @@ class RunPlan:
     def device(self) -> Device:
         """What engines compute on; with engines of others, what the trainer would."""
         return self.installed.device if self.installed is not None else Device.CPU
+
+    @property
+    def engine_dtype(self) -> str:
+        """Of the engines' weights. `auto` is never float32: vLLM serves a model of float32 in half precision."""
+        return "float32" if self.config.engines.dtype == "float32" else "bfloat16"
 
 
 def resolve_for_executor(document: Document) -> Resolved:
@@ -73,8 +83,10 @@ def make_plan(resolved: Resolved) -> RunPlan:
         raise UserError(
             "train_gpus: 0; a real run trains, so give the trainer at least one GPU (or CPU process)"
         )
+    _check_sampling(config.sampling)
     model_path = _model_path(resolved, config)
     shape = read_shape(model_path)
+    _check_tokenizer(model_path)
     rollout = experiment.heterogeneous_rollout
     longest = rollout.max_model_len
     check_trainer(
@@ -110,6 +122,30 @@ def make_plan(resolved: Resolved) -> RunPlan:
         replicas=_replicas(rollout.tp_list(), experiment.train_gpus, installed),
         installed=installed,
     )
+
+
+def _check_sampling(sampling: SamplingConfig) -> None:
+    """A real run always trains, and the loss knows one distribution only."""
+    if sampling.temperature == 0:
+        raise UserError(
+            "executor.sampling.temperature: 0 makes all samples of a group equal, so there is nothing to learn; set 1"
+        )
+    for name in ("temperature", "top_p"):
+        value = getattr(sampling, name)
+        if value != 1:
+            raise UserError(
+                f"executor.sampling.{name}: {value:g} samples from another distribution than the loss takes "
+                "log-probs of (temperature 1, the whole vocabulary); set 1"
+            )
+
+
+def _check_tokenizer(model_path: Path) -> None:
+    """Without these files transformers makes a tokenizer that knows no token, and says nothing."""
+    if not any((model_path / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(
+            f"model {model_path}: has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
+            "copy the tokenizer's files of this model into it"
+        )
 
 
 def _model_path(resolved: Resolved, config: ExecutorConfig) -> Path:

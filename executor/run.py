@@ -102,6 +102,11 @@ async def execute(
         return outcome
 
 
+def probe_tolerance(plan: RunPlan) -> float:
+    """Largest difference of log-probs that is rounding: of the coarser of the trainer's and the engines' dtype."""
+    return max(MAX_PROBE_ERROR[plan.trainer.dtype], MAX_PROBE_ERROR[plan.engine_dtype])
+
+
 def _weights(plan: RunPlan, folder: RunFolder, trainer: TrainerClient) -> PublishedWeights:
     sync = plan.config.weight_sync
     return PublishedWeights(
@@ -114,7 +119,7 @@ def _weights(plan: RunPlan, folder: RunFolder, trainer: TrainerClient) -> Publis
         tp_of={replica.replica_id: replica.tp for replica in plan.replicas}.__getitem__,
         vocab_size=plan.shape.vocab_size,
         num_probes=NUM_PROBES if sync.verify_after_sync else 0,
-        tolerance=MAX_PROBE_ERROR[plan.trainer.dtype],
+        tolerance=probe_tolerance(plan),
         deadline_s=sync.deadline_s,
         backend="nccl" if plan.replicas[0].gpus else "gloo",
     )

@@ -7,7 +7,8 @@
     logs/               one file per engine and trainer rank
     steps.jsonl         a line per train step: prompts, reward, loss, times; the steps that led to the weights of now
 
-Guarantees that one driver uses a folder at a time, and that a run is continued only by the experiment that began it.
+Guarantees that one driver uses a folder at a time, that a run is continued only by the experiment that began it
+(`executor.identity`), and that nothing in a folder is touched which this program has not put there.
 """
 
 import fcntl
@@ -15,11 +16,12 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from executor.checkpoints import Checkpoints, read_progress
+from executor.checkpoints import Checkpoints, read_progress, version_reached
+from executor.identity import first_difference, identity
 from executor.progress import Progress
 from libra.core.ids import EndReason
 from libra.errors import UserError
@@ -27,7 +29,10 @@ from libra.record.manifest import config_sha256
 
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
+CHECKPOINTS = "checkpoints"
 _DONE = (EndReason.STEPS_DONE, EndReason.COMPLETED)
+_FOLDERS = ("attempts", CHECKPOINTS, "weights", "logs")
+_FILES = ("steps.jsonl", "steps.partial", "report.html", "timeline.json")
 
 
 class RunFolder:
@@ -48,9 +53,11 @@ class RunFolder:
     ) -> "RunFolder":
         """A new folder, or the one of an unfinished run of the same experiment. Raises UserError.
 
-        fresh: remove what is there first, if it is a run and nobody is at work on it.
+        fresh: remove what is there first, if it is a run and nobody is at work on it. The configuration of a run
+        that goes on is stored anew: what is no part of its identity may have changed.
         """
         try:
+            _refuse_foreign(root)  # before anything is written there
             root.mkdir(parents=True, exist_ok=True)
             lock = (root / LOCK_FILE).open("a+")
         except OSError as error:
@@ -64,51 +71,63 @@ class RunFolder:
             ) from None
         folder = cls(root, lock)
         try:
-            if fresh and (root / RUN_FILE).exists():
+            known = _refuse_foreign(root)
+            if known is not None and fresh:
                 folder._clear()
-            folder._check_identity(config, policies)
+            elif known is not None:
+                folder._check_identity(known, config, policies)
+            _write_json(
+                root / RUN_FILE,
+                {
+                    "done": False,
+                    "config_sha256": config_sha256(config),
+                    "policies": dict(policies),
+                    "config": dict(config),
+                },
+            )
         except (UserError, OSError):
             folder.close()
             raise
         return folder
 
     def _clear(self) -> None:
-        """Remove the run; `run.json` last, so that what an interrupted removal leaves is a run still."""
-        for entry in sorted(self.root.iterdir(), key=lambda entry: entry.name == RUN_FILE):
-            if entry.name == LOCK_FILE:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
+        """Remove the run, and nothing else. `run.json` stays, so that what an interrupted removal leaves is a run."""
+        for path in _own_entries(self.root):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
             else:
-                entry.unlink()
+                path.unlink(missing_ok=True)
+        figures = self.root / "figures"
+        if figures.is_dir() and not any(figures.iterdir()):
+            figures.rmdir()
 
-    def _check_identity(self, config: Mapping[str, Any], policies: Mapping[str, str]) -> None:
-        wanted = {"config_sha256": config_sha256(config), "policies": dict(policies), "config": dict(config)}
-        path = self.root / RUN_FILE
-        if not path.exists():
-            ours = (LOCK_FILE, f".{RUN_FILE}.")  # the second: of a write that was killed
-            if any(not entry.name.startswith(ours) for entry in self.root.iterdir()):
-                raise UserError(f"{self.root}: is not empty and holds no run; give another --out")
-            _write_json(path, {"done": False, **wanted})
-            return
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(known, dict):
-                raise ValueError("it holds no object")
-        except ValueError as error:
-            raise UserError(f"{path}: cannot be read ({error}); use --fresh to start over") from error
-        if known.get("config_sha256") != wanted["config_sha256"]:
-            changed = _first_difference(known.get("config", {}), wanted["config"])
+    def _check_identity(
+        self, known: Mapping[str, Any], config: Mapping[str, Any], policies: Mapping[str, str]
+    ) -> None:
+        before, now = identity(known["config"]), identity(config)
+        if config_sha256(before) != config_sha256(now):
             raise UserError(
-                f"{self.root}: belongs to another configuration ({changed}); give another --out, or --fresh"
+                f"{self.root}: belongs to another configuration ({first_difference(before, now)}); "
+                "give another --out, or --fresh"
             )
-        if known.get("policies") != wanted["policies"]:
+        if known.get("policies") != dict(policies):
             raise UserError(
                 f"{self.root}: a policy's source has changed since; give another --out, or --fresh"
             )
-        if known.get("done"):
+        steps, reached = int(config.get("total_steps", 0)), version_reached(self.root / CHECKPOINTS)
+        was = known["config"].get("total_steps")
+        grows = isinstance(was, int) and steps > was
+        if known.get("done") and not (known.get("end_reason") == EndReason.STEPS_DONE and grows):
+            mend = (
+                "give another --out, or --fresh to run it again"
+                if known.get("end_reason") == EndReason.COMPLETED
+                else "raise total_steps to go on, give another --out, or --fresh to run it again"
+            )
+            raise UserError(f"{self.root}: this run is finished; {mend}")
+        if steps < reached:
             raise UserError(
-                f"{self.root}: this run is finished; give another --out, or --fresh to run it again"
+                f"{self.root}: step {reached} is reached already, so total_steps cannot be {steps}; "
+                f"give at least {reached}, another --out, or --fresh"
             )
 
     def resume(self, checkpoints: Checkpoints) -> None:
@@ -137,15 +156,53 @@ class RunFolder:
         with self.steps.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def finish(self, reason: EndReason) -> None:
-        """The run ended; one that is done is not continued."""
+    def finish(self, reason: EndReason, *, failed: bool = False) -> None:
+        """The run ended; one that is done is not continued. failed: it is not done, whatever the reason."""
         path = self.root / RUN_FILE
         known = json.loads(path.read_text(encoding="utf-8"))
-        _write_json(path, {**known, "done": reason in _DONE, "end_reason": reason.value})
+        _write_json(path, {**known, "done": reason in _DONE and not failed, "end_reason": reason.value})
 
     def close(self) -> None:
         """Let others use it."""
         self._lock.close()
+
+
+def _refuse_foreign(root: Path) -> dict[str, Any] | None:
+    """The content of `run.json`, None where there is none. UserError where the folder is somebody else's."""
+    if not root.is_dir():
+        return None
+    path = root / RUN_FILE
+    if not path.exists():
+        ours = {LOCK_FILE, *(part.name for part in _half_written(root))}
+        if any(entry.name not in ours for entry in root.iterdir()):
+            raise UserError(f"{root}: is not empty and holds no run; give another --out")
+        return None
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give another --out") from error
+    except ValueError:
+        known = None
+    if (
+        not isinstance(known, dict)
+        or not isinstance(known.get("config_sha256"), str)
+        or not isinstance(known.get("config"), dict)
+    ):
+        raise UserError(f"{path}: is not a run of this program; give another --out")
+    return known
+
+
+def _half_written(root: Path) -> Iterator[Path]:
+    """What `_write_json` leaves where it is killed."""
+    return (path for path in root.glob(f".{RUN_FILE}.*") if path.suffix[1:].isdecimal())
+
+
+def _own_entries(root: Path) -> list[Path]:
+    """What runs and their reports put into the folder, `run.json` and the lock aside."""
+    named = [root / name for name in (*_FOLDERS, *_FILES)]
+    figures = root / "figures"
+    drawn = [] if figures.is_symlink() else list(figures.glob("*.png"))
+    return [path for path in (*named, *drawn, *_half_written(root)) if path.exists() or path.is_symlink()]
 
 
 def _version_of(line: str) -> float:
@@ -160,14 +217,3 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
-
-
-def _first_difference(known: Any, wanted: Any, place: str = "") -> str:
-    """Path and both values of the first value that differs."""
-    if isinstance(known, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *(k for k in known if k not in wanted)]:
-            if known.get(key) != wanted.get(key):
-                return _first_difference(
-                    known.get(key), wanted.get(key), f"{place}.{key}" if place else str(key)
-                )
-    return f"{place} was {known!r}, is {wanted!r}"

@@ -18,6 +18,7 @@ from libra.errors import UserError
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WORDS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _PAD_ID, _EOS_ID = 256, 258
+_MADE_BY = "executor.tiny_model"
 MIN_VOCAB_SIZE = 256 + len(_SPECIAL) + len(_WORDS)
 
 _FIXED: dict[str, object] = {
@@ -80,16 +81,17 @@ def make_tiny_model(
     max_length_tokens: int = 4096,
     initializer_range: float = 0.2,
 ) -> Path:
-    """Write the checkpoint into `folder` and return it; files already there are overwritten.
+    """Write the checkpoint into `folder` and return it; one that was made here before is overwritten.
 
     tied: the output layer is the embedding, as in small Qwen3. num_experts: above 0 a Qwen3-MoE.
-    Raises UserError for a vocabulary that the tokenizer does not fit in.
+    Raises UserError for a vocabulary that the tokenizer does not fit in, and for a folder with anything else in it.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(
             f"tiny model: vocab_size {vocab_size} is too small; the tokenizer needs {MIN_VOCAB_SIZE}"
         )
     out = Path(folder)
+    _check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     config: dict[str, object] = {
         **_FIXED,
@@ -117,6 +119,24 @@ def make_tiny_model(
     _write_tokenizer(out, max_length_tokens)
     _write_weights(out, config, seed, initializer_range)
     return out
+
+
+def _check_folder(out: Path) -> None:
+    if not out.exists() or (out.is_dir() and (not any(out.iterdir()) or _is_ours(out))):
+        return
+    raise UserError(
+        f"tiny model: {out} holds something that was not made here; name a new folder, or remove it"
+    )
+
+
+def _is_ours(out: Path) -> bool:
+    """By the weights, not by a file beside them: a trained model has the small files of the one it began as."""
+    try:
+        with (out / "model.safetensors").open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return header["__metadata__"]["made_by"] == _MADE_BY
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        return False
 
 
 def _write_json(path: Path, value: object) -> None:
@@ -160,7 +180,7 @@ def _write_weights(out: Path, config: dict[str, object], seed: int, scale: float
         else (rng.standard_normal(shape, np.float32) * np.float32(scale))
         for name, shape in _shapes(config)
     }
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt", "made_by": _MADE_BY})
 
 
 def _shapes(config: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:

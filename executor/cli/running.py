@@ -116,4 +116,4 @@ def _tell(outcome: Outcome, folder: RunFolder) -> int:
         return 130
     if outcome.reason in _WHY:
         _say(f"error: {_WHY[outcome.reason]}")
-    return 0 if outcome.reason in _GOOD else 1
+    return 0 if outcome.reason in _GOOD and outcome.error is None else 1

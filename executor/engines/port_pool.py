@@ -94,6 +94,23 @@ class PortPool:
         return True
 
 
+def check_host(host: str) -> None:
+    """Refuse, in one line, an address on which no server of this machine could listen, whatever the port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except (socket.gaierror, UnicodeError):
+            raise UserError(
+                f"executor.engines.host: {host!r} does not resolve to an IPv4 address; "
+                "name one of this machine, such as 127.0.0.1"
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"executor.engines.host: nothing can listen on {host} ({error.strerror}); "
+                "name an address of this machine, such as 127.0.0.1"
+            ) from None
+
+
 def can_bind(host: str, port: int) -> bool:
     """Whether a server could listen there now. A port in TIME_WAIT counts as free, as for the server itself."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

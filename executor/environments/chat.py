@@ -18,6 +18,7 @@ from executor.environments.base import Message, Observation
 from libra.errors import UserError
 
 _NO_TEXT: Final = "\ufffd"
+_PROBE: Final = "a 1"
 _PLACEHOLDER: Final = "\ue000{}\ue001"
 """Stands for a message's content while the template is rendered: characters of the private use area."""
 
@@ -51,7 +52,19 @@ class ChatTokens:
             raise UserError(
                 f"model {path}: its tokenizer cannot be read ({type(error).__name__}: {line})"
             ) from error
-        return cls(tokenizer, _stop_token_ids(path, tokenizer), template_options)
+        return cls(tokenizer, _stop_token_ids(path, tokenizer), template_options).checked(path)
+
+    def checked(self, path: Path) -> "ChatTokens":
+        """These, if they have a vocabulary: transformers makes an empty tokenizer of a folder without one.
+
+        Raises UserError.
+        """
+        if not self._known or not self.encode(_PROBE):
+            raise UserError(
+                f"model {path}: its tokenizer makes no tokens of {_PROBE!r}; copy the tokenizer's files of this "
+                "model into it"
+            )
+        return self
 
     @property
     def has_chat_template(self) -> bool:

@@ -48,6 +48,8 @@ class CollectionWatch:
         return SetTimer(f"{_KEY}{self._window}", now + self._timeout_s, "a batch is due by then")
 
     def _late(self, now: float, view: ClusterView) -> Iterator[Action]:
+        if not view.num_pending and not view.count(Place.IN_TOOL):
+            return  # nothing is late: nothing moves at all, which another timer would only hide
         yield self._armed(now)
         if view.trainer.stepping or view.trainer.publishing:
             return

@@ -1,9 +1,11 @@
 """The verbs that simulate: `run` and `sweep`."""
 
 import argparse
+import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -17,7 +19,7 @@ from sim.endings import cells_cut_off, cut_off_message
 from sim.locks import is_in_use
 from sim.provenance import provenance
 from sim.simulation import build_world, simulate
-from sim.sweeps.execute import CELLS, CellResult, prepare, run_grid
+from sim.sweeps.execute import CELLS, SWEEP_FILE, CellResult, prepare, run_grid
 from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
 
@@ -78,7 +80,7 @@ def sweep(args: argparse.Namespace) -> int:
     _check_worlds(resolved)
     directory = args.out or Path("runs") / resolved[0].experiment.name
     if args.fresh:
-        _remove(directory, "sweep.json")
+        _remove(directory, SWEEP_FILE)
     known = provenance()
     prepare(
         directory,
@@ -161,10 +163,30 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _remove(directory: Path, marker: str) -> None:
+    """Make room for `--fresh`. Raises UserError for a directory whose marker this program has not written."""
     if not directory.exists():
         return
-    if not (directory / marker).exists():
+    path = directory / marker
+    if not path.exists():
         raise UserError(f"{directory}: holds no {marker}, so --fresh does not remove it; give another --out")
-    if is_in_use(directory / marker):
+    if not _is_ours(path):
+        raise UserError(f"{path}: is not of this program, so --fresh does not remove it; give another --out")
+    if is_in_use(path):
         raise UserError(f"{directory}: a sweep is running in it; wait for its end or give another --out")
     shutil.rmtree(directory)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a `manifest.json` or `sweep.json` has the fields that this program writes into it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    fields = cast(dict[str, Any], found)
+    if not isinstance(fields.get("schema_version"), int):
+        return False
+    if path.name == SWEEP_FILE:
+        return isinstance(fields.get("experiment_hash"), str)
+    return fields.get("world") in ("sim", "executor") and isinstance(fields.get("config_sha256"), str)

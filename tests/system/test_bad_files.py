@@ -131,6 +131,21 @@ def test_an_out_that_cannot_be_used(refused, copied, argv, out, expected):
     assert expected in message
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"schema_version": 1, "world": "x", "config_sha256": "0"}']
+)
+@pytest.mark.parametrize(("verb", "marker"), [("run", "manifest.json"), ("sweep", "sweep.json")])
+def test_fresh_removes_nothing_whose_marker_is_of_another_program(refused, tmp_path, verb, marker, content):
+    write_experiment(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / marker).write_text(content)
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    message = refused(verb, "--fresh", "tiny.yaml", "--out", "out")
+    assert (
+        message == f"out/{marker}: is not of this program, so --fresh does not remove it; give another --out"
+    )
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 @pytest.mark.parametrize("verb", ["run", "sweep"])
 def test_an_out_without_permission(refused, tmp_path, verb):

