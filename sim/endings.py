@@ -25,7 +25,7 @@ def ending_problem(reason: EndReason, view: ClusterView, *, training: bool, max_
             f"the run was cut off at sim.max_sim_s = {max_sim_s:g} s of simulated time with work left{left}: "
             "its figures are of an unfinished run; raise sim.max_sim_s, or make the run smaller"
         )
-    if not (view.count(Place.TRAINED) if training else view.count(Place.FINISHED)):
+    if not view.count(Place.TRAINED):  # without a trainer what finishes goes there at once
         what = "was trained on" if training else "finished"
         return (
             f"no trajectory {what}: {view.count(Place.DROPPED)} were dropped, so there is nothing to compare; "

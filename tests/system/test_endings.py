@@ -45,6 +45,11 @@ def test_when_the_workload_is_done(run):
     assert run(total_steps=99)[:2] == (0, "completed")
 
 
+def test_when_nothing_is_trained_and_all_has_finished(run):
+    """Rollout only: what finishes is counted with what was trained on."""
+    assert run(train_gpus=0)[:2] == (0, "completed")
+
+
 def test_at_the_time_limit(run):
     """It is kept, but it is not a finished run."""
     status, ending, line = run(sim__max_sim_s=1.0)
