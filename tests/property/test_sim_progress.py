@@ -11,7 +11,9 @@ from sim.config import SimConfig
 from sim.simulation import simulate
 
 
-def end_of(directory, preset, seed, bound, steps, **changes):
+def end_of(directory, preset, seed, bound, steps, *, stays=True, **changes):
+    """Runs it. stays: trajectories end on the replica where they began, so I5, which looks at the first token, bounds
+    every token; one that moves after a loss may meet a replica whose weights are older than its first token's."""
     tree = {
         "name": "progress",
         "seed": seed,
@@ -30,7 +32,7 @@ def end_of(directory, preset, seed, bound, steps, **changes):
     reason, figures = simulate(
         resolve(Document(tree), {"sim": SimConfig}), directory, level="summary", overwrite=True
     )
-    assert figures["staleness_max"] <= bound
+    assert figures["staleness_max"] <= bound or not stays
     return reason
 
 
@@ -66,6 +68,7 @@ def test_no_setting_of_the_train_loop_stalls_a_run(
         seed,
         max(bound, sync - 1),
         14,
+        stays=loss_s == 0.0,
         max_concurrent_rollouts=concurrent,
         sync_interval=sync,
         partial_rollout=partial,
