@@ -12,3 +12,9 @@ class UserError(Exception):
 
 class PolicyError(Exception):
     """One line: which policy failed, when, on which event, and what it raised where. Its cause is what was raised."""
+
+
+def refused_by_file_system(error: OSError) -> str:
+    """One line for a command line: what could not be read or written (full, read-only, a name too long)."""
+    place = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+    return f"{place}{error.strerror or error}; free space or give another --out"

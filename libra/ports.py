@@ -27,8 +27,8 @@ from libra.core.actions import (
     StopReplica,
     SubmitTurn,
 )
-from libra.core.events import Event
-from libra.core.ids import ActionId
+from libra.core.events import Event, TurnFailed
+from libra.core.ids import ActionId, FailureKind, WeightVersion
 
 Emit: TypeAlias = Callable[[Event], None]
 """How a port reports what happened. Never blocks."""
@@ -149,3 +149,27 @@ def dispatch(ports: Ports, action_id: ActionId, action: Action) -> None:
             ports.clock.set_timer(action_id, action)
         case _:
             assert_never(action)
+
+
+def turn_unserved(
+    action_id: ActionId, action: SubmitTurn, kind: FailureKind, submitted_s: float, failed_s: float
+) -> TurnFailed:
+    """How a turn ends that no engine has seen: without a token."""
+    nothing = WeightVersion(-1)
+    return TurnFailed(
+        action_id,
+        action.trajectory_id,
+        action.turn,
+        action.replica_id,
+        kind,
+        action.prompt_tokens,
+        output_tokens=0,
+        cached_tokens=0,
+        recomputed_tokens=0,
+        num_preemptions=0,
+        version_first=nothing,
+        version_last=nothing,
+        version_token_sum=0,
+        submitted_s=submitted_s,
+        failed_s=failed_s,
+    )

@@ -20,6 +20,5 @@ def load(args: argparse.Namespace) -> Resolved:
 
 def show_config(resolved: Resolved) -> int:
     """Print every value and where it came from."""
-    for path, value, origin in resolved.origins():
-        print(f"{path} = {value!r}  # {origin}")
+    print(resolved.shown())
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.cli import checking, running
-from libra.errors import PolicyError, UserError
+from libra.errors import PolicyError, UserError, refused_by_file_system
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; the same command goes on after the newest checkpoint", file=sys.stderr)
         return 130
     except OSError as error:
-        place = "" if error.filename is None else f"{str(error.filename)[:200]}: "
-        print(f"error: {place}{error.strerror or error}; free space or give another --out", file=sys.stderr)
+        print(f"error: {refused_by_file_system(error)}", file=sys.stderr)
         return 2
 
 

@@ -20,11 +20,11 @@ from executor.engines.errors import (
 from executor.engines.lives import Life
 from executor.engines.replica import RealReplica
 from executor.engines.tasks import Tasks
-from executor.engines.turns import Turn, TurnStore, failed_unsent
+from executor.engines.turns import Turn, TurnStore
 from executor.engines.wire import GenerateRequest
 from libra.core import actions as act
 from libra.core.ids import ActionId, FailureKind
-from libra.ports import Emit
+from libra.ports import Emit, turn_unserved
 
 _ABORT_PATIENCE_S: Final = (0.2, 1.0, 3.0)
 """An abort that overtakes its own request has no effect, so it is repeated; then the connection is closed."""
@@ -70,11 +70,11 @@ class TurnServer:
         """See `RolloutEngines`."""
         replica, now_s = life.replica, self._now()
         if replica is None:  # it died while the action was under way
-            self._emit(failed_unsent(action_id, action, FailureKind.REPLICA_LOST, now_s))
+            self._emit(turn_unserved(action_id, action, FailureKind.REPLICA_LOST, now_s, now_s))
             return
         prompt = self._turns.prompt_of(action.trajectory_id)
         if len(prompt.token_ids) + prompt.max_tokens > life.max_model_len:
-            self._emit(failed_unsent(action_id, action, FailureKind.PROMPT_TOO_LONG, now_s))
+            self._emit(turn_unserved(action_id, action, FailureKind.PROMPT_TOO_LONG, now_s, now_s))
             return
         request = GenerateRequest(
             request_id=f"{action.trajectory_id}.{action.turn}.{action_id}",

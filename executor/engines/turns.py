@@ -146,27 +146,6 @@ class Turn:
         )
 
 
-def failed_unsent(action_id: ActionId, action: SubmitTurn, kind: FailureKind, now_s: float) -> ev.TurnFailed:
-    """A turn that no engine has seen."""
-    return ev.TurnFailed(
-        action_id,
-        action.trajectory_id,
-        action.turn,
-        action.replica_id,
-        kind,
-        action.prompt_tokens,
-        output_tokens=0,
-        cached_tokens=0,
-        recomputed_tokens=0,
-        num_preemptions=0,
-        version_first=NO_VERSION,
-        version_last=NO_VERSION,
-        version_token_sum=0,
-        submitted_s=now_s,
-        failed_s=now_s,
-    )
-
-
 def _tokens_at(result: GenerateResult, num_messages: int) -> int:
     ends = result.message_ends[:num_messages]
     return ends[-1] if ends else 0

@@ -81,6 +81,10 @@ class Resolved:
         _flatten(self.tree(), (), self.document, rows)
         return rows
 
+    def shown(self) -> str:
+        """What `--show-config` prints: a line per value, with its origin."""
+        return "\n".join(f"{path} = {value!r}  # {origin}" for path, value, origin in self.origins())
+
     def policy_hashes(self) -> dict[str, str]:
         """SHA-256 of each policy's source, by role."""
         return {

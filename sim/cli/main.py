@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from libra.core.invariants import InvariantViolation
-from libra.errors import PolicyError, UserError
+from libra.errors import PolicyError, UserError, refused_by_file_system
 from libra.policies.failure import breach
 from sim.cli import inspect, running
 
@@ -39,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has left. Python flushes at exit once more: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:  # the file system refuses: full, read-only, a name too long
-        place = "" if error.filename is None else f"{str(error.filename)[:200]}: "
-        print(f"error: {place}{error.strerror or error}; free space or give another --out", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {refused_by_file_system(error)}", file=sys.stderr)
         return 2
 
 

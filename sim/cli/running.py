@@ -147,8 +147,7 @@ def _check_worlds(cells: list[Resolved]) -> None:
 
 def show_config(resolved: Resolved) -> int:
     """Print every value and where it came from."""
-    for path, value, origin in resolved.origins():
-        print(f"{path} = {value!r}  # {origin}")
+    print(resolved.shown())
     return 0
 
 

@@ -17,12 +17,12 @@ from libra.core.ids import (
     ReplicaId,
     WeightVersion,
 )
-from libra.ports import Emit
+from libra.ports import Emit, turn_unserved
 from sim.clock import Clock, to_seconds
 from sim.engine import make_engine
 from sim.engine.base import CostTable, Engine, EngineSpec, Request
 from sim.world.episodes import Episode, Forks
-from sim.world.turn_request import TurnRequest, failed_before_start, failed_event, finished_event
+from sim.world.turn_request import TurnRequest, failed_event, finished_event
 from sim.world.unnoticed import Unnoticed, went_down
 
 
@@ -96,7 +96,7 @@ class SimEngines:
             if replica.unnoticed is not None:
                 replica.unnoticed.never_begun.append((action_id, action, now_s))
             else:
-                self._emit(failed_before_start(action_id, action, now_s, now_s))
+                self._emit(turn_unserved(action_id, action, FailureKind.REPLICA_LOST, now_s, now_s))
             return
         episode, turn = self._episodes[action.trajectory_id], action.turn
         generated = episode.num_generated

@@ -1,7 +1,6 @@
 """One turn on an engine, and the events that tell how it ended."""
 
 from libra.core import events as ev
-from libra.core.actions import SubmitTurn
 from libra.core.ids import ActionId, FailureKind, NextStep, ReplicaId, WeightVersion
 from sim.clock import TICKS_PER_S, to_seconds
 from sim.engine.base import Request
@@ -65,28 +64,4 @@ def failed_event(request: TurnRequest, kind: FailureKind) -> ev.TurnFailed:
         request.version_token_sum,
         to_seconds(request.submitted_t),
         to_seconds(request.end_t),
-    )
-
-
-def failed_before_start(
-    action_id: ActionId, action: SubmitTurn, submitted_s: float, failed_s: float
-) -> ev.TurnFailed:
-    """The replica was dead when the turn came to it."""
-    nothing = WeightVersion(-1)
-    return ev.TurnFailed(
-        action_id,
-        action.trajectory_id,
-        action.turn,
-        action.replica_id,
-        FailureKind.REPLICA_LOST,
-        action.prompt_tokens,
-        output_tokens=0,
-        cached_tokens=0,
-        recomputed_tokens=0,
-        num_preemptions=0,
-        version_first=nothing,
-        version_last=nothing,
-        version_token_sum=0,
-        submitted_s=submitted_s,
-        failed_s=failed_s,
     )

@@ -6,9 +6,9 @@ Nothing that was asked is lost (I6): every turn and action ends, late, by its ow
 from libra.core import events as ev
 from libra.core.actions import SubmitTurn
 from libra.core.ids import ActionId, FailureKind, ReplicaId
-from libra.ports import Emit
+from libra.ports import Emit, turn_unserved
 from sim.clock import to_seconds
-from sim.world.turn_request import TurnRequest, failed_before_start, failed_event
+from sim.world.turn_request import TurnRequest, failed_event
 
 
 class Unnoticed:
@@ -31,7 +31,7 @@ class Unnoticed:
             request.end_t = now_t
             emit(failed_event(request, FailureKind.REPLICA_LOST))
         for action_id, action, submitted_s in self.never_begun:
-            emit(failed_before_start(action_id, action, submitted_s, to_seconds(now_t)))
+            emit(turn_unserved(action_id, action, FailureKind.REPLICA_LOST, submitted_s, to_seconds(now_t)))
         for action_id in self.actions:
             emit(went_down(action_id, FailureKind.REPLICA_LOST))
 
