@@ -63,6 +63,8 @@ def scaled(cost: CostTable, factor: int) -> CostTable:
         factor * cost.prefill_token,
         factor * cost.attention,
         factor * cost.floor,
+        factor * cost.admission,
+        cost.lag,
     )
 
 
@@ -151,7 +153,7 @@ class Run:
         """Record what a policy may ask at any time, and recount everything."""
         for index, engine in enumerate(self.out.engines):
             engine.check()
-            if engine._state == IDLE and not engine._kick_pending:
+            if engine._state == IDLE and engine._kick_t < 0:
                 assert engine.num_running == engine.num_waiting == 0  # work conservation
             seen = (engine.used_blocks(), engine.num_running, engine.num_waiting, engine.weight_version)
             self.out.log.append((self.clock.now, "seen", index, seen))

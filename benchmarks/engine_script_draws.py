@@ -33,6 +33,8 @@ class Script:
 def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTable:
     """Realistic picoseconds, or integers so small that ticks collide."""
     batches = range(max_num_seqs + 1)
+    late = rng.random() < 0.5  # arrivals are seen late
+    lag = late and bool(rng.random() < 0.7)
     if tiny:
         a, b, c = (int(rng.integers(low, 4)) for low in (1, 0, 0))
         c = c if rng.random() < 0.5 else 0
@@ -44,6 +46,8 @@ def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTa
             int(rng.integers(0, 2)),
             2000 * int(rng.integers(0, 2)),
             int(rng.integers(1, 9)),
+            int(rng.integers(0, 12)) if late else 0,
+            lag,
         )
     return CostTable(
         [int(9e9 + 13e7 * batch + 5e8 * (batch // 8)) for batch in batches],
@@ -53,6 +57,8 @@ def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTa
         int(rng.integers(1, 10**8)),
         2000 * 41,
         2 * 10**10,
+        int(rng.integers(0, 10**11)) if late else 0,
+        lag,
     )
 
 

@@ -18,7 +18,12 @@ E4. Scheduling of the next step, with `max_num_batched_tokens` as budget: first 
     request itself was the one. A preempted request loses its blocks (which stay in the prefix cache while
     nobody needs them) and what this boundary had already scheduled for it, goes to the front of the waiting
     queue (under `priority`: to its place in it) and later prefills prompt + generated tokens again.
-E5. If nobody was preempted in this boundary, waiting requests are admitted from the head of the queue while
+E5. A request becomes visible to the scheduler `admission` ticks after its submission (what the engine spends on it
+    outside the steps: transport, tokenizer, its own queues), and no earlier than those submitted before it. A
+    boundary queues what became visible by then; with `lag`, only what had become visible by the start of the
+    step that ends: an engine that schedules a step while the one before it runs decides that early. An engine
+    at rest starts at once.
+    If nobody was preempted in this boundary, waiting requests are admitted from the head of the queue while
     budget is left and fewer than `max_num_seqs` run: prefix-cache hits first, then a chunk of
     min(rest, budget left). The chunk's blocks must be available, `watermark_blocks` aside (unless nothing
     runs); if not, admission stops (the head blocks the queue).
@@ -234,7 +239,7 @@ class Engine(Protocol):
     def stop(self, kind: FailureKind) -> None:
         """End at once: every request ends with `kind`, tokens of completed steps are kept.
 
-        Running ones first, in the order of admission, then the queue. Final; the step in flight is lost.
+        Running ones first, in the order of admission, then the others in that of arrival. Final; the step in flight is lost.
         """
         ...
 

@@ -11,9 +11,21 @@ class CostTable:
     `base[B]` and `per_context[B]` give a decode step of B sequences with C context tokens:
     base[B] + per_context[B] * C. Coefficients are integers >= 0. Every step takes at least one tick: base[B]
     for B >= 1 and floor are at least 1.
+
+    `admission` and `lag` say when the scheduler sees an arrival (rule E5 of `sim.engine.base`).
     """
 
-    __slots__ = ("attention", "base", "floor", "per_context", "prefill_base", "prefill_token", "seq")
+    __slots__ = (
+        "admission",
+        "attention",
+        "base",
+        "floor",
+        "lag",
+        "per_context",
+        "prefill_base",
+        "prefill_token",
+        "seq",
+    )
 
     def __init__(
         self,
@@ -24,6 +36,8 @@ class CostTable:
         prefill_token: int,
         attention: int,
         floor: int,
+        admission: int = 0,
+        lag: bool = False,
     ) -> None:
         self.base = base
         self.per_context = per_context
@@ -32,11 +46,13 @@ class CostTable:
         self.prefill_token = prefill_token
         self.attention = attention  # femto-ticks (1e-3 tick) per (token x context token)
         self.floor = floor
+        self.admission = admission
+        self.lag = lag
         if floor < 1 or min(base[1:], default=1) < 1:
             raise UserError(
                 "engine cost: a step would take no time; give base[1:] and floor at least one tick"
             )
-        if min(seq, prefill_base, prefill_token, attention, *per_context, *base) < 0:
+        if min(seq, prefill_base, prefill_token, attention, admission, *per_context, *base) < 0:
             raise UserError("engine cost: a coefficient is negative; give integers of 0 or more")
 
     @classmethod

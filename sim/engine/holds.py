@@ -33,10 +33,13 @@ class Holds(ABC):
         self._index = index
         self._spec = spec
         self._waiting: Any = ()  # the queue's items
+        self._arriving: deque[Any] = (
+            deque()
+        )  # submitted, not yet seen by the scheduler (rule E5), in that order
         self._state = IDLE
         self._since: int = clock.now  # begin of the state, or of the step in flight
         self._in_boundary = False
-        self._kick_pending = False
+        self._kick_t = -1  # tick of the pending kick; -1: none
         self._num_pauses = 0
         self._loads: deque[tuple[int, int, Callable[[int], None]]] = deque()
         self._loading = False
@@ -53,6 +56,10 @@ class Holds(ABC):
     @abstractmethod
     def _need_boundary(self) -> None:
         """The engine must look at its state at the next step boundary."""
+
+    @abstractmethod
+    def _push(self, seq: Any) -> None:
+        """Put an arrival into the queue."""
 
     @abstractmethod
     def _forget_cache(self) -> None:
@@ -76,17 +83,39 @@ class Holds(ABC):
 
     # Rest and start.
 
-    def _kick(self) -> None:
-        self._kick_pending = True
-        self._clock.wake(self._on_kick, KICK + self._index, 0)
+    def _kick(self, delay: int = 0) -> None:
+        """Look for work after `delay` ticks, unless a kick is due by then; one that is due later is void."""
+        at = self._clock.now + delay
+        if self._kick_t < 0 or at < self._kick_t:
+            self._kick_t = at
+            self._clock.wake(self._on_kick, KICK + self._index, delay, at)
 
     def _on_kick(self, event: Event) -> None:
-        self._kick_pending = False
+        if event._value != self._kick_t:
+            return
+        self._kick_t = -1
         if self._state != IDLE:
             return
         self.counters.num_wakes += 1
+        if self._arriving:
+            self._see(self._clock.now)
         if self._schedule():
             self._enter(BUSY)
+        else:
+            self._await_arrival()
+
+    def _see(self, until: int) -> None:
+        """Queue what has become visible up to the tick `until`."""
+        arriving = self._arriving
+        while arriving and arriving[0].visible_t <= until:
+            seq = arriving.popleft()
+            seq.visible_t = -1
+            self._push(seq)
+
+    def _await_arrival(self) -> None:
+        """At rest: look again when the first arrival becomes visible."""
+        if self._arriving:
+            self._kick(max(0, self._arriving[0].visible_t - self._clock.now))
 
     def _held(self) -> bool:
         """Rule E3: whether the engine holds now instead of scheduling."""
@@ -100,7 +129,7 @@ class Holds(ABC):
 
     def _leave_hold(self) -> None:
         self._enter(IDLE)
-        if (self.num_running or self._waiting) and not self._kick_pending:
+        if self.num_running or self._waiting or self._arriving:
             self._kick()
 
     # Pauses and loads.

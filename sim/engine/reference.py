@@ -51,6 +51,9 @@ class ReferenceEngine(ReferenceAdmission):
     def _arrived(self, seq: Any) -> None:
         pass  # every boundary looks at the queue
 
+    def _arrived_unseen(self, seq: Any) -> None:
+        pass  # every boundary looks at the arrivals
+
     def _need_boundary(self) -> None:
         pass  # there is one after every step
 
@@ -65,6 +68,7 @@ class ReferenceEngine(ReferenceAdmission):
         counters = self.counters
         counters.num_steps += 1
         counters.busy_t += now - self._since
+        self._step_began_t = self._since
         self._since = now
         version = self.weight_version
         finished: list[ReferenceSequence] = []

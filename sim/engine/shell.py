@@ -6,6 +6,7 @@ in the same order; how a step is scheduled, how long it lasts and what it change
 
 from abc import abstractmethod
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from libra.core.ids import FailureKind
@@ -16,15 +17,19 @@ from sim.engine.holds import BUSY, IDLE, STOPPED, Holds
 from sim.engine.queue import make_queue
 
 
+by_arrival = attrgetter("arrival_index")
+
+
 class Sequence:
     """A request on an engine: the part of its state that the shell reads."""
 
-    __slots__ = ("aborted", "admit_no", "request", "running")
+    __slots__ = ("aborted", "admit_no", "request", "running", "visible_t")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.running = False
         self.aborted = False
+        self.visible_t = -1  # while it is arriving: when the scheduler may see it
         self.admit_no = -1  # number of its latest admission on this engine: the order of the running
 
 
@@ -49,6 +54,7 @@ class EngineShell(Holds):
         self._on_drained: list[Callable[[], None]] = []
         self._num_arrivals = 0
         self._stop_kind = FailureKind.REFUSED
+        self._step_began_t = -1  # start of the latest step that has ended
 
     # What an implementation gives.
 
@@ -59,6 +65,10 @@ class EngineShell(Holds):
     @abstractmethod
     def _arrived(self, seq: Any) -> None:
         """A request was queued while a step is in flight."""
+
+    @abstractmethod
+    def _arrived_unseen(self, seq: Any) -> None:
+        """A request arrived while a step is in flight; it will be visible at a later boundary."""
 
     @abstractmethod
     def _leave(self, seq: Any) -> None:
@@ -74,8 +84,8 @@ class EngineShell(Holds):
 
     @property
     def num_waiting(self) -> int:
-        """Requests queued."""
-        return len(self._waiting)
+        """Requests queued, those that the scheduler cannot see yet included."""
+        return len(self._waiting) + len(self._arriving)
 
     # Requests.
 
@@ -90,14 +100,36 @@ class EngineShell(Holds):
             return
         seq = self._new_sequence(request)
         request.state = seq
+        cost = self._cost
+        if cost.admission or cost.lag or self._arriving:
+            self._submit_unseen(seq)
+            return
         self._queue.push(seq)
         if self._in_boundary:
             return
         state = self._state
         if state == BUSY:
             self._arrived(seq)
-        elif state == IDLE and not self._kick_pending:
+        elif state == IDLE:
             self._kick()
+
+    def _submit_unseen(self, seq: Any) -> None:
+        """Rule E5: the scheduler sees it later, and no earlier than what was submitted before it."""
+        visible_t = self._clock.now + self._cost.admission
+        arriving = self._arriving
+        if arriving:
+            visible_t = max(visible_t, arriving[-1].visible_t)
+        seq.visible_t = visible_t
+        arriving.append(seq)
+        if self._in_boundary:
+            return
+        if self._state == BUSY:
+            self._arrived_unseen(seq)
+        elif self._state == IDLE:
+            self._await_arrival()
+
+    def _push(self, seq: Any) -> None:
+        self._queue.push(seq)
 
     def _refusal(self, request: Request) -> FailureKind | None:
         prompt, output = request.prompt_tokens, request.output_tokens
@@ -121,7 +153,11 @@ class EngineShell(Holds):
         seq: Any = request.state
         if seq is None:
             return
-        if not seq.running:
+        if seq.visible_t >= 0:
+            self._arriving.remove(seq)
+            self._end(request, FailureKind.ABORTED)
+            self._check_drained()
+        elif not seq.running:
             was_head = self._waiting[0] is seq
             self._queue.remove(seq)
             if was_head and self._state == BUSY and not self._in_boundary:
@@ -173,10 +209,13 @@ class EngineShell(Holds):
         if self._on_drained:
             self._run_drained()
         self._in_boundary = False
+        if self._arriving:
+            self._see(self._step_began_t if self._cost.lag else self._clock.now)
         if self._state == STOPPED or ((self._loads or self._num_pauses) and self._held()):
             return
         if not self._schedule():
             self._enter(IDLE)
+            self._await_arrival()
 
     # End of life.
 
@@ -190,7 +229,7 @@ class EngineShell(Holds):
             self._run_drained()
 
     def _run_drained(self) -> None:
-        while self._on_drained and not (self._waiting or self.num_running):
+        while self._on_drained and not (self.num_waiting or self.num_running):
             self._on_drained.pop(0)()
 
     def stop(self, kind: FailureKind) -> None:
@@ -200,8 +239,11 @@ class EngineShell(Holds):
         running = self._halt()
         self._enter(STOPPED)
         self._stop_kind = kind
-        ended = [seq.request for seq in (*running, *self._waiting)]
+        ended = [seq.request for seq in running]
+        others = [seq.request for seq in (*self._waiting, *self._arriving)]
+        ended += sorted(others, key=by_arrival)
         self._waiting.clear()
+        self._arriving.clear()
         self._aborted.clear()
         self._loads.clear()
         for request in ended:

@@ -19,7 +19,7 @@ from simpy.events import Event
 
 from sim.clock import STEP
 from sim.engine.admission import Admission
-from sim.engine.base import Request
+from sim.engine.base import QueueOrder, Request
 from sim.engine.blocks import BlockPool
 from sim.engine.holds import BUSY
 from sim.engine.recount import recount
@@ -49,14 +49,35 @@ class SkipEngine(Admission):
             if batch < spec.max_num_seqs and batch < spec.max_num_batched_tokens:
                 self._need_boundary()
 
+    def _arrived_unseen(self, seq: Any) -> None:
+        """Cut the segment at the boundary that may admit `seq`, unless others come first."""
+        if self._steps > 1 and self._arriving[0] is seq and self._arrival_matters():
+            self._cut(max(self._steps_until_seen(self._since), self._ended_steps() + 1))
+
+    def _arrival_matters(self) -> bool:
+        """Whether an arrival could be admitted before the batch changes."""
+        spec = self._spec
+        if self._waiting and spec.queue_order is QueueOrder.FCFS:
+            return False
+        return self._num_decoding < min(spec.max_num_seqs, spec.max_num_batched_tokens)
+
+    def _steps_until_seen(self, begin_t: int) -> int:
+        """Steps of the segment that began at `begin_t` up to the boundary at which the first arrival is visible."""
+        span = self._arriving[0].visible_t - begin_t
+        steps = steps_within(self._alpha, self._beta, span - 1) + 1 if span > 0 else 0
+        return steps + 1 if self._cost.lag or not steps else steps
+
     def _need_boundary(self) -> None:
         """End the segment at the next boundary."""
         if self._steps > 1:
-            steps = self._ended_steps() + 1
-            if steps < self._steps:
-                self._steps = steps
-                end = self._since + self._alpha * steps + self._beta * (steps * (steps - 1) // 2)
-                self._wake_in(end - self._env._now)  # type: ignore[operator]
+            self._cut(self._ended_steps() + 1)
+
+    def _cut(self, steps: int) -> None:
+        """End the segment after so many of its steps."""
+        if steps < self._steps:
+            self._steps = steps
+            end = self._since + self._alpha * steps + self._beta * (steps * (steps - 1) // 2)
+            self._wake_in(end - self._env._now)  # type: ignore[operator]
 
     def _wake_in(self, delay: int) -> None:
         self._wake_version = version = self._wake_version + 1
@@ -131,6 +152,7 @@ class SkipEngine(Admission):
             if growth:
                 self._pool.take(growth)
         self._advance(steps)
+        self._step_began_t = self._since - self._alpha + self._beta
         finished: list[Request] = []
         iteration = self._iteration
         finishes = self._finishes
@@ -261,6 +283,8 @@ class SkipEngine(Admission):
         self._step_version = self.weight_version
         self._alpha = alpha
         self._beta = beta
+        if steps > 1 and self._arriving and self._arrival_matters():
+            steps = min(steps, self._steps_until_seen(self._clock.now))
         self._steps = steps
         self._wake_in(alpha if steps == 1 else alpha * steps + beta * (steps * (steps - 1) // 2))
         return True

@@ -28,6 +28,7 @@ class SkipSequence(Sequence):
         self.request = request
         self.running = False
         self.aborted = False
+        self.visible_t = -1
         self.admit_no = -1
         self.known = request.prompt_tokens  # tokens of its context at the latest admission
         self.computed = 0  # tokens with KV: now, or when it began to decode
