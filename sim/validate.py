@@ -2,7 +2,7 @@
 
 Only what the world gave goes in: prompts, lengths, tool and start latencies, rewards (`RecordedSource`), and the
 replicas as they reported themselves (`ReplicaReady`). All the rest, from routing to the makespan, is simulated, with
-costs that `libra.cost.calibrate` fits to a record. All figures, of both worlds, are computed by the same code.
+costs that `libra.cost.run_costs` fits to a record. All figures, of both worlds, are computed by the same code.
 
 What it leaves out: replicas are there from the start and live to the end (losses and restarts are named in a note),
 publications and loads take their mean, and times of the driver between a completion and the next action are none.
@@ -21,8 +21,8 @@ import numpy as np
 from libra.config.document import Document
 from libra.config.resolve import Resolved, hash_tree, resolve
 from libra.core.ids import NodeId, ReplicaId
-from libra.cost.calibrate import Calibration, StepFit, calibrate
 from libra.cost.rollout import ReplicaCost
+from libra.cost.run_costs import RunCosts, StepFit, fit_run_costs
 from libra.errors import UserError
 from libra.record.frames import Frame
 from libra.record.reader import Run
@@ -47,7 +47,7 @@ class Validation:
 
     run: Path
     fitted_to: Path
-    costs: Calibration
+    costs: RunCosts
     figures: list[Figure]
     notes: list[str]
 
@@ -117,15 +117,17 @@ def _open(directory: Path) -> Run:
     return run
 
 
-def fitted(run: Run) -> Calibration:
+def fitted(run: Run) -> RunCosts:
     """Costs fitted to a run's record. Raises UserError that names the run."""
     try:
-        return calibrate(_columns(run.turns), _columns(weight_loads(run.events)), _columns(run.train_steps))
+        return fit_run_costs(
+            _columns(run.turns), _columns(weight_loads(run.events)), _columns(run.train_steps)
+        )
     except UserError as error:
         raise UserError(f"{run.directory}: {error}") from error
 
 
-def calibration_id(costs: Calibration) -> str:
+def calibration_id(costs: RunCosts) -> str:
     """Names the coefficients: equal costs have equal names."""
     return f"calibrate-{hash_tree(asdict(costs))[:16]}"
 
@@ -143,7 +145,7 @@ def experiment_of(run: Run) -> Resolved:
     )
 
 
-def recorded_world(run: Run, resolved: Resolved, costs: Calibration, source: Path) -> World:
+def recorded_world(run: Run, resolved: Resolved, costs: RunCosts, source: Path) -> World:
     """The cluster as the record shows it, with fitted costs. `source`: of the costs. Raises UserError."""
     train = costs.train
     if resolved.experiment.training and train is None:
@@ -157,7 +159,7 @@ def recorded_world(run: Run, resolved: Resolved, costs: Calibration, source: Pat
     )
 
 
-def _plans(run: Run, resolved: Resolved, costs: Calibration, source: Path) -> list[ReplicaPlan]:
+def _plans(run: Run, resolved: Resolved, costs: RunCosts, source: Path) -> list[ReplicaPlan]:
     engine = resolved.experiment.heterogeneous_rollout.engine
     events: Frame = run.events
     ready = events[events["type"] == "ReplicaReady"].drop_duplicates("replica_id")

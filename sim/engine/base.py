@@ -239,7 +239,9 @@ class Engine(Protocol):
     def stop(self, kind: FailureKind) -> None:
         """End at once: every request ends with `kind`, tokens of completed steps are kept.
 
-        Running ones first, in the order of admission, then the others in that of arrival. Final; the step in flight is lost.
+        Running ones first, in the order of admission, then the others in that of arrival. Final; the step in
+        flight is lost.
+        flight is lost.
         """
         ...
 

@@ -16,7 +16,6 @@ from sim.engine.base import CostTable, EngineSpec, OnEnd, Request
 from sim.engine.holds import BUSY, IDLE, STOPPED, Holds
 from sim.engine.queue import make_queue
 
-
 by_arrival = attrgetter("arrival_index")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from libra.cost.calibrate import MIN_TURNS, calibrate, fit_steps, fit_train
+from libra.cost.run_costs import MIN_TURNS, fit_run_costs, fit_steps, fit_train
 from libra.errors import UserError
 
 BASE_S, PER_SEQ_S, PER_TOKEN_S = 4e-3, 2e-4, 3e-5
@@ -73,7 +73,7 @@ def test_each_degree_has_its_own_fit_and_loads():
         "started_s": np.array([1e6, 2e6]),
         "finished_s": np.array([1e6 + 1, 2e6 + 3]),
     }
-    costs = calibrate(both, loads, NO_STEPS)
+    costs = fit_run_costs(both, loads, NO_STEPS)
     assert costs.steps[2].decode_base_s == pytest.approx(2 * costs.steps[1].decode_base_s)
     assert costs.load_s == {1: 2.0, 2: 2.0}  # the second loaded nothing
     assert (costs.train, costs.publish_s) == (None, 0.0)
@@ -101,13 +101,13 @@ def test_publication_is_the_mean_of_those_that_were():
         "publish_started_s": np.array([1.0, 6.0, np.nan]),
         "publish_finished_s": np.array([1.25, 6.75, np.nan]),
     }
-    assert calibrate(turns_in_waves()[0], NO_LOADS, steps).publish_s == 0.5
+    assert fit_run_costs(turns_in_waves()[0], NO_LOADS, steps).publish_s == 0.5
 
 
 def test_too_few_turns_fix_nothing():
     turns = {name: column[: MIN_TURNS - 1] for name, column in turns_in_waves()[0].items()}
     with pytest.raises(UserError, match=r"^7 finished turns at tp 1 are too few .*; give a longer run$"):
-        calibrate(turns, NO_LOADS, NO_STEPS)
+        fit_run_costs(turns, NO_LOADS, NO_STEPS)
     none = {name: column[:0] for name, column in turns.items()}
     with pytest.raises(UserError, match="no turn to fit costs to; give a run"):
-        calibrate(none, NO_LOADS, NO_STEPS)
+        fit_run_costs(none, NO_LOADS, NO_STEPS)

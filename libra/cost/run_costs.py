@@ -70,7 +70,7 @@ class TrainFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class RunCosts:
     """All that a run's record says of its costs.
 
     steps: by TP degree. train: None for a run without train steps. publish_s, load_s (by TP degree): means, 0 where
@@ -83,7 +83,7 @@ class Calibration:
     load_s: Mapping[int, float]
 
 
-def calibrate(turns: Columns, loads: Columns, train_steps: Columns) -> Calibration:
+def fit_run_costs(turns: Columns, loads: Columns, train_steps: Columns) -> RunCosts:
     """Fit everything. Raises UserError where a TP degree has too few turns.
 
     turns: columns of `libra.record.schema.TURNS`. loads: replica_id, started_s, finished_s of weight loads.
@@ -100,7 +100,7 @@ def calibrate(turns: Columns, loads: Columns, train_steps: Columns) -> Calibrati
     }
     publish_s = _numbers(train_steps["publish_finished_s"]) - _numbers(train_steps["publish_started_s"])
     seconds = _numbers(train_steps["finished_s"]) - _numbers(train_steps["started_s"])
-    return Calibration(
+    return RunCosts(
         steps={degree: fit_steps(turns, loads, degree) for degree in degrees},
         train=fit_train(_numbers(train_steps["num_tokens"]), seconds) if len(seconds) else None,
         publish_s=_mean(publish_s[np.isfinite(publish_s)]),
