@@ -59,12 +59,17 @@ def scaled(cost: CostTable, factor: int) -> CostTable:
         [factor * ticks for ticks in cost.base],
         [factor * ticks for ticks in cost.per_context],
         factor * cost.seq,
-        factor * cost.prefill_base,
+        [factor * ticks for ticks in cost.prefill_base],
         factor * cost.prefill_token,
         factor * cost.attention,
         factor * cost.floor,
         factor * cost.admission,
         cost.lag,
+        eager=factor * cost.eager,
+        capture_tokens=cost.capture_tokens,
+        least=factor * cost.least,
+        host_seq=factor * cost.host_seq,
+        admission_seq=factor * cost.admission_seq,
     )
 
 

@@ -48,6 +48,11 @@ def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTa
             int(rng.integers(1, 9)),
             int(rng.integers(0, 12)) if late else 0,
             lag,
+            eager=int(rng.integers(1, 30)),
+            capture_tokens=int(rng.integers(0, 30)),
+            least=int(rng.integers(0, 6)),
+            host_seq=int(rng.integers(0, 3)),
+            admission_seq=int(rng.integers(0, 3)) if late else 0,
         )
     return CostTable(
         [int(9e9 + 13e7 * batch + 5e8 * (batch // 8)) for batch in batches],
@@ -59,6 +64,11 @@ def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTa
         2 * 10**10,
         int(rng.integers(0, 10**11)) if late else 0,
         lag,
+        eager=4 * 10**10,
+        capture_tokens=40,
+        least=9 * 10**9,
+        host_seq=10**8,
+        admission_seq=10**9 if late else 0,
     )
 
 

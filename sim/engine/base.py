@@ -18,8 +18,9 @@ E4. Scheduling of the next step, with `max_num_batched_tokens` as budget: first 
     request itself was the one. A preempted request loses its blocks (which stay in the prefix cache while
     nobody needs them) and what this boundary had already scheduled for it, goes to the front of the waiting
     queue (under `priority`: to its place in it) and later prefills prompt + generated tokens again.
-E5. A request becomes visible to the scheduler `admission` ticks after its submission (what the engine spends on it
-    outside the steps: transport, tokenizer, its own queues), and no earlier than those submitted before it. A
+E5. A request becomes visible to the scheduler `admission` ticks after its submission, and `admission_seq` more for
+    each request that runs then (what the engine spends on it outside the steps: transport, tokenizer, a front end
+    that also streams the tokens of the others), and no earlier than those submitted before it. A
     boundary queues what became visible by then; with `lag`, only what had become visible by the start of the
     step that ends: an engine that schedules a step while the one before it runs decides that early. An engine
     at rest starts at once.
@@ -28,7 +29,10 @@ E5. A request becomes visible to the scheduler `admission` ticks after its submi
     min(rest, budget left). The chunk's blocks must be available, `watermark_blocks` aside (unless nothing
     runs); if not, admission stops (the head blocks the queue).
 E6. The step starts, with a duration from the cost table. A decoding sequence counts with all its tokens, the
-    one that the step feeds included. No scheduled token: the engine is idle.
+    one that the step feeds included. A step with prefill also waits for the host to launch it: it ends no sooner
+    than `host` ticks after the host began. That is the step's start; with `lag`, the host may have begun before, as
+    soon as it was done with the step that ended and no sooner than that one's start. No scheduled token: the engine
+    is idle.
 
 KV blocks hold `block_size` tokens. Prefix cache: the context of a request is a `path` of distinct chains, e.g.
 the prompt shared by its GRPO group, then its own trajectory. A block is known by (chain, index in the chain).

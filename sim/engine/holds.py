@@ -39,6 +39,7 @@ class Holds(ABC):
         self._state = IDLE
         self._since: int = clock.now  # begin of the state, or of the step in flight
         self._in_boundary = False
+        self._head_start = 0  # ticks that the host has had for the next step when it starts (rule E6)
         self._kick_t = -1  # tick of the pending kick; -1: none
         self._num_pauses = 0
         self._loads: deque[tuple[int, int, Callable[[int], None]]] = deque()
@@ -74,6 +75,8 @@ class Holds(ABC):
             self.counters.idle_t += now - self._since
         elif self._state == HELD:
             self.counters.paused_t += now - self._since
+        if state != BUSY:
+            self._head_start = 0
         self._state = state
         self._since = now
 

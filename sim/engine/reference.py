@@ -69,6 +69,8 @@ class ReferenceEngine(ReferenceAdmission):
         counters.num_steps += 1
         counters.busy_t += now - self._since
         self._step_began_t = self._since
+        if not self._prefilling:
+            self._head_start = now - self._since
         self._since = now
         version = self.weight_version
         finished: list[ReferenceSequence] = []
@@ -225,7 +227,8 @@ class ReferenceEngine(ReferenceAdmission):
             for seq, chunk in self._prefilling:
                 tokens += chunk
                 attention_x2 += chunk * (2 * seq.computed + chunk)
-            duration = self._cost.mixed(batch, context, tokens, attention_x2)
+            gpu = self._cost.mixed(batch, context, tokens, attention_x2)
+            duration = self._with_host(gpu, batch + tokens, batch + len(self._prefilling))
         elif batch:
             duration = self._cost.base[batch] + self._cost.per_context[batch] * context
         else:

@@ -100,7 +100,7 @@ class EngineShell(Holds):
         seq = self._new_sequence(request)
         request.state = seq
         cost = self._cost
-        if cost.admission or cost.lag or self._arriving:
+        if cost.admission or cost.lag or cost.admission_seq or self._arriving:
             self._submit_unseen(seq)
             return
         self._queue.push(seq)
@@ -114,7 +114,8 @@ class EngineShell(Holds):
 
     def _submit_unseen(self, seq: Any) -> None:
         """Rule E5: the scheduler sees it later, and no earlier than what was submitted before it."""
-        visible_t = self._clock.now + self._cost.admission
+        cost = self._cost
+        visible_t = self._clock.now + cost.admission + cost.admission_seq * self.num_running
         arriving = self._arriving
         if arriving:
             visible_t = max(visible_t, arriving[-1].visible_t)
@@ -215,6 +216,16 @@ class EngineShell(Holds):
         if not self._schedule():
             self._enter(IDLE)
             self._await_arrival()
+
+    def _with_host(self, gpu: int, tokens: int, num_seqs: int) -> int:
+        """Rule E6: ticks of a step with prefill that begins now; what the host has left of it, it has for the next."""
+        cost = self._cost
+        wait = cost.host(tokens, num_seqs)
+        if cost.lag:
+            wait -= self._head_start
+        duration = gpu if gpu > wait else wait
+        self._head_start = duration - wait if wait > 0 else duration
+        return duration
 
     # End of life.
 

@@ -152,7 +152,10 @@ class SkipEngine(Admission):
             if growth:
                 self._pool.take(growth)
         self._advance(steps)
-        self._step_began_t = self._since - self._alpha + self._beta
+        last = self._alpha - self._beta
+        self._step_began_t = self._since - last
+        if not self._prefilling:
+            self._head_start = last
         finished: list[Request] = []
         iteration = self._iteration
         finishes = self._finishes
@@ -270,7 +273,8 @@ class SkipEngine(Admission):
             for seq, chunk in self._prefilling:
                 tokens += chunk
                 attention_x2 += chunk * (2 * seq.computed + chunk)
-            alpha = cost.mixed(batch, self._context + batch, tokens, attention_x2)
+            gpu = cost.mixed(batch, self._context + batch, tokens, attention_x2)
+            alpha = self._with_host(gpu, batch + tokens, batch + len(self._prefilling))
             beta = 0
             steps = 1
         elif batch:
