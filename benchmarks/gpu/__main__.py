@@ -16,6 +16,7 @@ All times of both files are of one clock. `python -m benchmarks.gpu.check DIR` c
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import sys
 from collections.abc import Awaitable, Iterator, Sequence
@@ -195,6 +196,8 @@ def main() -> int:
     except OSError as error:
         print(refused_by_file_system(error), file=sys.stderr)
         return 2
+    finally:
+        gc.collect()  # vLLM's client complains where only the end of the interpreter collects it
     return 0
 
 
