@@ -16,7 +16,6 @@ All times of both files are of one clock. `python -m benchmarks.gpu.check DIR` c
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import sys
 from collections.abc import Awaitable, Iterator, Sequence
@@ -196,8 +195,6 @@ def main() -> int:
     except OSError as error:
         print(refused_by_file_system(error), file=sys.stderr)
         return 2
-    finally:
-        gc.collect()  # vLLM's client complains where only the end of the interpreter collects it
     return 0
 
 
