@@ -11,11 +11,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from libra.errors import UserError
 
-_ABORTING: Final = ("mixed",)
 Row = dict[str, Any]
 
 
@@ -29,7 +28,7 @@ def read(path: Path) -> list[Row]:
 
 
 def _number(key: str, value: str) -> Any:
-    return value if key in ("phase", "case", "prefills", "request") else float(value)
+    return value if key in ("phase", "case", "prefills", "request", "ended") else float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,12 @@ class Sums:
     step_decode: int
     request_decode: int
     preempted: int
+    aborted: int
 
     @property
     def exact(self) -> bool:
         """Whether both sides have to be equal."""
-        return self.phase not in _ABORTING and not self.preempted
+        return not self.aborted and not self.preempted
 
     @property
     def holds(self) -> bool:
@@ -67,6 +67,7 @@ def sums(steps: Sequence[Row], requests: Sequence[Row]) -> Iterator[Sums]:
             int(sum(row["num_decodes"] for row in mine)),
             int(sum(max(row["output_tokens"] - 1, 0) for row in theirs)),
             int(sum(row["num_preempted"] for row in mine)),
+            sum(row["ended"] == "aborted" for row in theirs),
         )
 
 
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         wrong += not one.holds
         print(
             f"{one.phase}: prefill tokens {one.step_prefill} in steps, {one.request_prefill} in requests; "
-            f"decodes {one.step_decode}, {one.request_decode}; preempted {one.preempted}: "
+            f"decodes {one.step_decode}, {one.request_decode}; preempted {one.preempted}, aborted {one.aborted}: "
             f"{'equal' if one.exact and one.holds else 'NOT EQUAL' if one.exact else 'not compared'}"
         )
     for line in _times(steps, requests):

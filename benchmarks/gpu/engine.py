@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.forms import REQUEST_COLUMNS, Table
 from benchmarks.gpu.shapes import MAX_MODEL_LEN, shape_of, write_model
-from benchmarks.gpu.step_log import LOG_VARIABLE, now_s, request_name
+from benchmarks.gpu.step_log import LOG_VARIABLE, SEPARATOR, now_s, request_name
 from libra.errors import UserError
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ class Client:
         """One request, to its end. `served` is filled while tokens arrive; cancelling aborts the request."""
         self._serial += 1
         name = request_name(phase, case, str(self._serial))
-        sampling = self._sampling(max_tokens=output_tokens, min_tokens=output_tokens, **self._fixed)
+        sampling = self._sampling(max_tokens=output_tokens, **self._fixed)
         served = served or Served(0.0)
         served.submit_s = now_s()
         try:
@@ -138,14 +138,16 @@ class Client:
                     served.cached_tokens = output.num_cached_tokens or 0
                 served.token_ids += output.outputs[0].token_ids
                 served.arrivals.append((served.last_s, len(served.token_ids)))
-        finally:
-            self._note(phase, case, served)
+            self._note(name, served, "finished")
+        except asyncio.CancelledError:
+            self._note(name, served, "aborted")
+            raise
         return served
 
-    def _note(self, phase: str, case: str, served: Served) -> None:
+    def _note(self, name: str, served: Served, ended: str) -> None:
         times = (f"{time_s:.6f}" for time_s in (served.submit_s, served.first_s, served.last_s))
         counts = (served.prompt_tokens, served.cached_tokens, len(served.token_ids))
-        self._requests.add(phase, case, self._serial, *times, *counts)
+        self._requests.add(*name.split(SEPARATOR), *times, *counts, ended)
 
     async def idle(self) -> None:
         """Wait until the engine holds nothing, e.g. after requests were cancelled; at most two seconds."""
@@ -197,8 +199,11 @@ async def start(shape_name: str, tp: int, out: Path) -> tuple[Any, dict[str, Any
             key: value for key, value in os.environ.items() if key.startswith(("VLLM_", "NCCL_"))
         },
         **noted,
-        "workers": await engine.collective_rpc("libra_facts"),
     }
+    try:
+        facts["workers"] = await engine.collective_rpc("libra_facts")
+    except Exception as error:  # a private attribute that another version lacks must not cost the run
+        facts["workers"] = repr(error)
     return engine, facts
 
 

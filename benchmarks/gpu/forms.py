@@ -36,8 +36,10 @@ REQUEST_COLUMNS: Final = (
     "prompt_tokens",
     "cached_tokens",
     "output_tokens",
+    "ended",
 )
-"""Every request of the run as the client saw it; times in seconds of the clock of the step log."""
+"""Every request of the run as the client saw it; times in seconds of the clock of the step log. ended: finished, or
+aborted by the client."""
 
 
 class Table:

@@ -44,7 +44,7 @@ STEP_COLUMNS: Final = (
 
 def request_name(phase: str, case: str, name: str) -> str:
     """The id of a request, from which the step log knows phase and case."""
-    return SEPARATOR.join((phase, case, name))
+    return SEPARATOR.join(part.replace(SEPARATOR, "-").replace(",", "-") for part in (phase, case, name))
 
 
 def phase_and_case(request_id: str) -> tuple[str, str]:
