@@ -16,6 +16,7 @@ from libra.config.schema import DEFAULT_KINDS, ExperimentConfig
 from libra.config.validate import nearest_hint, validate
 from libra.controller import Controller, ControllerConfig
 from libra.core.streams import stream
+from libra.cost.model_config import is_model_path
 from libra.errors import PolicyError, UserError
 from libra.policies.base import SHARED_SETTINGS, Policy
 from libra.policies.failure import described
@@ -127,11 +128,20 @@ def resolve(document: Document, blocks: Mapping[str, type[Any]]) -> Resolved:
         block = tree.pop(name, None)
         if name in blocks:
             private[name] = validate(blocks[name], {} if block is None else block, document, (name,))
+    _locate_model(tree, document)
     experiment = validate(ExperimentConfig, tree, document)
     policies: dict[Role, ChosenPolicy] = {}
     for role, section in _SECTIONS.items():
         policies[role] = _choose(role, section, _get(experiment, section), experiment, document)
     return Resolved(experiment, policies, private, document)
+
+
+def _locate_model(tree: Tree, document: Document) -> None:
+    """Where `model_arch_config` is a path: the whole of it, for a relative one belongs to the file that gives it."""
+    name = tree.get("model_arch_config")
+    if isinstance(name, str) and is_model_path(name):
+        folder = document.folder_of(("model_arch_config",))
+        tree["model_arch_config"] = str((folder / name).resolve())
 
 
 def hash_tree(tree: Any) -> str:

@@ -132,7 +132,8 @@ class CostConfig:
 class ExperimentConfig:
     """See the module.
 
-    hardware_config, model_arch_config: names in the catalogue (`libra/cost/catalogue`).
+    hardware_config, model_arch_config: names in the catalogue (`libra/cost/catalogue`); a model may also be the path
+    of a Hugging Face `config.json`, or of a folder with one, relative to the experiment file.
     train_gpus: the training pool; 0 = rollout only, nothing is trained. batch_size: trajectories of a train
     step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound in
     trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in

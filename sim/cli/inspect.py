@@ -8,7 +8,7 @@ from typing import cast
 
 from tqdm import tqdm
 
-from libra.cost.hardware import gpu_names, model_names
+from libra.cost.hardware import find_gpu, find_model, gpu_names, model_names
 from libra.errors import UserError
 from libra.policies.registry import BUILT_IN
 from libra.record.metrics import METRICS
@@ -106,7 +106,7 @@ def listing(args: argparse.Namespace) -> int:
         "presets": _presets,
         "experiments": _experiments,
         "metrics": _metrics,
-        "hardware": lambda: [("GPUs", ", ".join(gpu_names())), ("models", ", ".join(model_names()))],
+        "hardware": _hardware,
     }
     for name, rows in sections.items():
         if args.what in ("all", name):
@@ -114,6 +114,32 @@ def listing(args: argparse.Namespace) -> int:
             for key, text in rows():
                 print(f"  {key:32s} {text}")
     return 0
+
+
+def _hardware() -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        link = f"NVLink {gpu.nvlink_bytes_per_s / 1e9:g}" if gpu.nvlink_bytes_per_s else "no NVLink"
+        rows.append(
+            (
+                f"GPU {name}",
+                f"{gpu.memory_gib:g} GiB at {gpu.memory_bytes_per_s / 1e12:g} TB/s, bf16 "
+                f"{gpu.peak_bf16_flops / 1e12:g} TFLOP/s; {link}, PCIe {gpu.pcie_bytes_per_s / 1e9:g}, network "
+                f"{gpu.network_bytes_per_s / 1e9:g} GB/s",
+            )
+        )
+    for name in model_names():
+        model = find_model(name)
+        active = f" ({model.num_active_params / 1e9:.3g} B active)" if model.num_experts else ""
+        rows.append(
+            (
+                f"model {name}",
+                f"{model.num_params / 1e9:.3g} B parameters{active}, {model.num_layers} layers, "
+                f"{model.kv_bytes_per_token() / 1024:g} KiB of KV cache a token",
+            )
+        )
+    return [*rows, ("model PATH", "any config.json, or folder with one, of Qwen2, Qwen3, Qwen3-MoE or Llama")]
 
 
 def _figure_text(figure: object) -> str:

@@ -121,7 +121,7 @@ MISTAKES = {
     "model": (
         {"model_arch_config": "Qwen3-9B"},
         "tiny.yaml:3: model_arch_config: ",
-        "choose one of: Qwen3-4B",
+        "choose one of: Qwen2.5-3B",
     ),
     "model that does not fit": (
         {"heterogeneous_rollout.gpu_memory_utilization": 0.05},
