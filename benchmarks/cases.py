@@ -68,7 +68,9 @@ def replica_cost(tp: int) -> ReplicaCost:
         prefill_base_s=0.0015 + 0.018 / tp,
         prefill_per_token_s=0.00013 / tp,
         prefill_per_attention_s=2.6e-9 / tp,
-        prefill_floor_s=0.0015 + 0.018 / tp,
+        graph_host_s=0.0015 + 0.018 / tp,
+        eager_host_s=0.0015 + 0.018 / tp,
+        async_scheduling=False,
         kv_capacity_tokens=int((0.9 * 141e9 * tp - 64e9) / 262_144),
         source="roofline first guess, for speed benchmarks only",
     )

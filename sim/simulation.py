@@ -13,7 +13,6 @@ from libra.config.schema import ExperimentConfig
 from libra.core.ids import EndReason, NodeId, ReplicaId
 from libra.cost.hardware import find_gpu, find_model
 from libra.cost.sync import SyncCost
-from libra.cost.tables import rollout_cost
 from libra.cost.train import TrainCost
 from libra.errors import UserError
 from libra.record.manifest import HostInfo, RunInfo, package_versions
@@ -118,13 +117,7 @@ def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCo
     rollout = experiment.heterogeneous_rollout
     engine = rollout.engine
     made: dict[int, tuple[EngineSpec, CostTable, CostTable]] = {}
-    for tp in sorted(set(rollout.tp_list())):
-        try:
-            cost = rollout_cost(
-                experiment.hardware_config, experiment.model_arch_config, tp, rollout.gpu_memory_utilization
-            )
-        except UserError as error:
-            raise UserError(f"heterogeneous_rollout.instances: {error}") from error
+    for tp, cost in experiment.rollout_costs().items():
         num_blocks = cost.kv_capacity_tokens // engine.block_size
         spec = EngineSpec(
             max_num_seqs=engine.max_num_seqs,

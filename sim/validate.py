@@ -10,7 +10,7 @@ publications and loads take their mean, and times of the driver between a comple
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ import numpy as np
 from libra.config.document import Document
 from libra.config.resolve import Resolved, hash_tree, resolve
 from libra.core.ids import NodeId, ReplicaId
+from libra.cost.calibration import Calibration
 from libra.cost.rollout import ReplicaCost
 from libra.cost.run_costs import RunCosts, StepFit, fit_run_costs
 from libra.errors import UserError
@@ -76,17 +77,19 @@ def validate(
     fit: Path | None = None,
     out: Path | None = None,
     provenance: Provenance | None = None,
+    calibrations: Sequence[Calibration] = (),
 ) -> Validation:
     """Simulate a recorded run on costs fitted to `fit` (by default to the run itself) and compare.
 
     Both may be run directories or the folders of real runs (their last attempts). With `out`, `validation.json` and
-    the run directory `simulated` are written there. Raises UserError.
+    the run directory `simulated` are written there. `calibrations`, one per TP degree, give the engines' steps; what
+    remains is fitted. Raises UserError.
     """
     run = _open(directory)
     earlier = run if fit is None else _open(fit)
     costs = fitted(earlier)
     resolved = experiment_of(run)
-    world = recorded_world(run, resolved, costs, earlier.directory)
+    world = recorded_world(run, resolved, costs, earlier.directory, calibrations)
     notes = _notes(run, earlier, world)
     with TemporaryDirectory() as scratch:
         target = (Path(scratch) if out is None else out) / "simulated"
@@ -145,13 +148,15 @@ def experiment_of(run: Run) -> Resolved:
     )
 
 
-def recorded_world(run: Run, resolved: Resolved, costs: RunCosts, source: Path) -> World:
+def recorded_world(
+    run: Run, resolved: Resolved, costs: RunCosts, source: Path, calibrations: Sequence[Calibration] = ()
+) -> World:
     """The cluster as the record shows it, with fitted costs. `source`: of the costs. Raises UserError."""
     train = costs.train
     if resolved.experiment.training and train is None:
         raise UserError(f"{source}: has no train step to fit the trainer's costs to; give another --fit")
     return World(
-        replicas=_plans(run, resolved, costs, source),
+        replicas=_plans(run, resolved, costs, source, calibrations),
         train_step_s=lambda num_tokens, _: 0.0 if train is None else train.step_s(num_tokens),
         publish_s=costs.publish_s,
         workload=RecordedSource(run.directory),
@@ -159,7 +164,10 @@ def recorded_world(run: Run, resolved: Resolved, costs: RunCosts, source: Path) 
     )
 
 
-def _plans(run: Run, resolved: Resolved, costs: RunCosts, source: Path) -> list[ReplicaPlan]:
+def _plans(
+    run: Run, resolved: Resolved, costs: RunCosts, source: Path, calibrations: Sequence[Calibration]
+) -> list[ReplicaPlan]:
+    known_steps = _calibrated(resolved, calibrations)
     engine = resolved.experiment.heterogeneous_rollout.engine
     events: Frame = run.events
     ready = events[events["type"] == "ReplicaReady"].drop_duplicates("replica_id")
@@ -186,13 +194,26 @@ def _plans(run: Run, resolved: Resolved, costs: RunCosts, source: Path) -> list[
             watermark_blocks=int(engine.kv_watermark_fraction * num_blocks),
             keep_cache_on_load=engine.keep_prefix_cache_on_load,
         )
-        table = CostTable.from_cost(_cost(step, resolved, kv_tokens, source), max_num_seqs)
+        cost = known_steps[tp] if calibrations else _cost(step, resolved, kv_tokens, source)
+        table = CostTable.from_cost(cost, max_num_seqs)
         load_t = to_ticks(costs.load_s[tp])
         replica_id, node_id = ReplicaId(int(row.replica_id)), NodeId(int(row.node_id))
         plans.append(ReplicaPlan(replica_id, tp, node_id, spec, table, table, load_t, start_t=0))
     if not plans:
         raise UserError(f"{run.directory}: no replica became ready in this run; there is nothing to simulate")
     return plans
+
+
+def _calibrated(resolved: Resolved, calibrations: Sequence[Calibration]) -> dict[int, ReplicaCost]:
+    """Costs by TP degree, of the run's own model and hardware."""
+    experiment = resolved.experiment
+    for each in calibrations:
+        each.require(gpu=experiment.hardware_config, model=experiment.model_arch_config)
+    found = {each.stamp.tp: each.cost for each in calibrations}
+    missing = sorted(set(experiment.heterogeneous_rollout.tp_list()) - set(found))
+    if calibrations and missing:
+        raise UserError(f"no --calibration of tp {missing[0]}, which the run has; give one per TP degree")
+    return found
 
 
 def _cost(step: StepFit, resolved: Resolved, kv_capacity_tokens: int, source: Path) -> ReplicaCost:
@@ -206,8 +227,10 @@ def _cost(step: StepFit, resolved: Resolved, kv_capacity_tokens: int, source: Pa
         prefill_base_s=step.decode_base_s,
         prefill_per_token_s=step.prefill_per_token_s,
         prefill_per_attention_s=0.0,
-        prefill_floor_s=0.0,
+        graph_host_s=0.0,
+        eager_host_s=0.0,
         kv_capacity_tokens=kv_capacity_tokens,
+        async_scheduling=False,  # what a turn waits for is in the fitted step
         source=f"fitted to {source}",
     )
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from libra.cost.hardware import find_gpu, find_model
+from libra.cost.rollout import ReplicaCost
 from libra.cost.sync import SyncCostConfig
-from libra.cost.tables import rollout_cost
+from libra.cost.tables import RolloutCostConfig, rollout_costs
 from libra.cost.train import TrainCostConfig
 from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
@@ -122,8 +123,9 @@ class PoliciesConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
-    """What training, publication, loading and starting take."""
+    """What engine steps, training, publication, loading and starting take."""
 
+    rollout: RolloutCostConfig = field(default_factory=RolloutCostConfig)
     train: TrainCostConfig = field(default_factory=TrainCostConfig)
     sync: SyncCostConfig = field(default_factory=SyncCostConfig)
 
@@ -204,18 +206,28 @@ class ExperimentConfig:
                 find(getattr(self, key))
             except UserError as error:
                 raise ValueError(f"{key}: {error}") from None
-        for tp in sorted(set(rollout.tp_list())):
-            try:
-                cost = rollout_cost(
-                    self.hardware_config, self.model_arch_config, tp, rollout.gpu_memory_utilization
-                )
-            except UserError as error:
-                raise ValueError(f"heterogeneous_rollout.instances: {error}") from None
+        try:
+            costs = self.rollout_costs()
+        except UserError as error:
+            where = "cost.rollout" if self.cost.rollout.calibrations else "heterogeneous_rollout.instances"
+            raise ValueError(f"{where}: {error}") from None
+        for tp, cost in costs.items():
             if cost.kv_capacity_tokens < rollout.engine.block_size:
                 raise ValueError(
                     f"heterogeneous_rollout.engine.block_size: {rollout.engine.block_size} tokens exceed the KV "
                     f"cache of a replica of tp {tp} ({cost.kv_capacity_tokens:,} tokens); the usual size is 16"
                 )
+
+    def rollout_costs(self) -> dict[int, ReplicaCost]:
+        """Cost of a replica by TP degree. Raises UserError."""
+        rollout = self.heterogeneous_rollout
+        return rollout_costs(
+            self.hardware_config,
+            self.model_arch_config,
+            rollout.tp_list(),
+            rollout.gpu_memory_utilization,
+            self.cost.rollout,
+        )
 
     @property
     def training(self) -> bool:

@@ -4,16 +4,17 @@ A step of continuous batching generates one token for each of `B` decoding seque
 tokens, and may prefill `P` prompt tokens besides. The model, T = B + P tokens in the step:
 
     decode step        A(B) + c * C
-    step with prefill  max(A(0), w + l * T) + c * C + a * sum(chunk * (tokens before + chunk / 2))       on the GPU,
+    step with prefill  max(base, w + l * T) + c * C + a * sum(chunk * (tokens before + chunk / 2))       on the GPU,
                        and no sooner than the host, which needs H to launch it and may have begun early
 
-Why these terms. A(B) = base + per_seq * (B, padded to the next captured CUDA graph) + what the experts of a mixture add:
-a batch reads each expert that one of its tokens is routed to, E * (1 - (1 - k / E)^B) of E in expectation. A decode step
-is one CUDA graph, so the host costs next to nothing. A step that holds any prefill is launched kernel by kernel, or
-in piecewise graphs up to `capture_tokens` tokens: H has two levels, and grows with the sequences. An engine that schedules ahead begins with that
-while the step before still runs on the GPU, so the host is felt only where it is slower than both (`sim.engine`
-keeps that account, rule E6). This form was read off a log of 18,000 scheduler steps on H200 (Qwen3-4B, 8B, 14B; TP 1 and
-2; vLLM 0.26.0), which it describes within 0.4 % in sum and 1 to 3 % in windows of 20 steps; docs/fidelity.md.
+Why these terms. A(B) = base + per_seq * (B, padded to the next captured CUDA graph) + what the experts of a mixture
+add: a batch reads each expert that one of its tokens is routed to, E * (1 - (1 - k / E)^B) of E in expectation. A
+decode step is one CUDA graph, so the host costs next to nothing. A step that holds any prefill is launched kernel by
+kernel, or in piecewise graphs up to `capture_tokens` tokens: H has two levels, and grows with the sequences. An
+engine that schedules ahead begins with that while the step before still runs on the GPU, so the host is felt only
+where it is slower than both (`sim.engine` keeps that account, rule E6). This form was read off a log of 18,000
+scheduler steps on H200 (Qwen3-4B, 8B, 14B; TP 1 and 2; vLLM 0.26.0), which it describes within 0.4 % in sum and 1 to
+3 % in windows of 20 steps; docs/fidelity.md.
 
 Only the pure decode step must be affine in `C` at fixed `B` (the event-skipping engine advances many of them in
 closed form); steps with prefill are simulated one by one.
@@ -36,8 +37,8 @@ class ReplicaCost:
     decode_per_context_token_s: per token of context that decoding sequences attend to, KV blocks freshly laid out.
     prefill_base_s, prefill_per_token_s: w and l, over all tokens of a step that holds any prefill.
     prefill_per_attention_s: per (prefilled token x context token that it attends to).
-    graph_host_s, eager_host_s: H for steps of up to `capture_tokens` tokens, and beyond; host_per_seq_s: added to it for
-        each sequence in the step, prefilling or decoding.
+    graph_host_s, eager_host_s: H for steps of up to `capture_tokens` tokens, and beyond; host_per_seq_s: added to it
+        for each sequence in the step, prefilling or decoding.
     admission_s: from a request's submission until the scheduler may see it, with what its answer takes back;
         admission_per_seq_s: added to it for each sequence that the engine runs then, whose tokens the same front end
         streams back.
@@ -98,13 +99,22 @@ class ReplicaCost:
         """A pure decode step of `batch` sequences with `context_tokens` in all, KV blocks freshly laid out."""
         return self.decode_fixed_s(batch) + self.decode_per_context_token_s * context_tokens
 
+    @property
+    def mixed_per_seq_s(self) -> float:
+        """A decoding sequence in a step with prefill: one more token, and no less than it costs in a decode step."""
+        return max(self.decode_per_seq_s, self.prefill_per_token_s)
+
     def prefill_gpu_s(self, batch: int, context_tokens: int, prefill_tokens: int, attention: float) -> float:
         """The GPU's time for a step with prefill beside `batch` decodes.
 
         `attention` is the sum over prefill chunks of chunk * (tokens before the chunk + chunk / 2).
         """
-        tokens = batch + prefill_tokens
-        linear_s = self.prefill_base_s + self.prefill_per_token_s * tokens + self.experts_read_s(tokens)
+        linear_s = (
+            self.prefill_base_s
+            + self.mixed_per_seq_s * batch
+            + self.prefill_per_token_s * prefill_tokens
+            + self.experts_read_s(batch + prefill_tokens)
+        )
         return (
             max(self.decode_base_s, linear_s)
             + self.decode_per_context_token_s * context_tokens

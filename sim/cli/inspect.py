@@ -1,18 +1,15 @@
-"""The verbs that read: `report`, `replay`, `compare`, `validate`, `check`, `list`."""
+"""The verbs that read: `report`, `replay`, `compare`, `check`, `list`."""
 
 import argparse
 import sys
-from math import isfinite
 from pathlib import Path
 from typing import cast
 
 from tqdm import tqdm
 
 from libra.cost.hardware import find_gpu, find_model, gpu_names, model_names
-from libra.errors import UserError
 from libra.policies.registry import BUILT_IN
 from libra.record.metrics import METRICS
-from sim.provenance import provenance
 from sim.replay import replay as replay_run
 from sim.replay import runs_below
 
@@ -59,31 +56,6 @@ def compare(args: argparse.Namespace) -> int:
 
     print(compare_runs(*args.runs).to_string(index=False, float_format="{:,.4g}".format))
     return 0
-
-
-def validate(args: argparse.Namespace) -> int:
-    """Simulate a recorded run on fitted costs; 1 if the makespan is further off than `--max-error`."""
-    from sim.results.text import columns_of_text
-    from sim.validate import validate as validate_run
-
-    if args.max_error is not None and not args.max_error >= 0:
-        raise UserError(f"--max-error {args.max_error:g}: give a percentage of 0 or more")
-    found = validate_run(args.run, args.fit, args.out, provenance())
-    rows = [["figure", "unit", "real", "simulated", "error %"]]
-    for figure in found.figures:
-        error = f"{figure.error_percent:+.1f}" if isfinite(figure.error_percent) else "-"
-        rows.append([figure.name, figure.unit, f"{figure.real:,.4g}", f"{figure.simulated:,.4g}", error])
-    print(*columns_of_text(rows, left=2), sep="\n")
-    for tp, step in found.costs.steps.items():
-        print(
-            f"costs at tp {tp}: step {step.decode_base_s:.3g} s + {step.decode_per_seq_s:.3g} s x decoding turns + "
-            f"{step.prefill_per_token_s:.3g} s x prefilled tokens, off by {step.mean_error:.1%} of a turn's time"
-        )
-    for note in found.notes:
-        print(f"note: {note}")
-    if args.out is not None:
-        print(f"validation: {args.out / 'validation.json'}", file=sys.stderr)
-    return 0 if args.max_error is None or abs(found.makespan_error_percent) <= args.max_error else 1
 
 
 def check(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from libra.core.invariants import InvariantViolation
 from libra.errors import PolicyError, UserError, refused_by_file_system
 from libra.policies.failure import breach
-from sim.cli import inspect, running
+from sim.cli import fidelity, inspect, running
 
 EXPERIMENT_HELP = "experiment file (*.yaml)"
 
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
     compare.set_defaults(verb=inspect.compare)
 
+    _add_calibrate(verbs)
     _add_validate(verbs)
 
     check = verbs.add_parser("check", help="validate a workload trace (CSV) and describe it")
@@ -115,19 +116,82 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_calibrate(verbs: Any) -> None:
+    calibrate = verbs.add_parser(
+        "calibrate",
+        help="fit an engine's step times to measurements; write a stamped calibration",
+        description="Fit the coefficients of one engine (GPU, model, TP degree) to grids, mixed tables and a trace, "
+        "or to a log of requests. docs/fidelity.md has the forms of the files.",
+    )
+    add = calibrate.add_argument
+    add("files", type=Path, nargs="*", metavar="FILE", help="measurements (CSV), any order")
+    add("--out", type=Path, required=True, metavar="CAL.yaml", help="where to write")
+    add("--gpu", help="catalogue name (`sim list hardware`)")
+    add("--model", help="catalogue name, or path of a config.json")
+    add("--tp", type=int, default=1, help="TP degree (default: 1)")
+    add("--engine", default="vllm", help="default: vllm")
+    add("--engine-version", metavar="X.Y.Z")
+    add("--dtype", default="bfloat16", help="of weights and KV (default: bfloat16)")
+    add("--max-num-seqs", type=int, default=128)
+    add("--max-num-batched-tokens", type=int, default=2048)
+    add("--max-model-len", type=int, default=40960)
+    add("--block-size", type=int, default=16)
+    add("--capture-tokens", type=int, default=0, help="largest CUDA graph (default: vLLM's for max-num-seqs)")
+    add(
+        "--no-async-scheduling",
+        action="store_false",
+        dest="async_scheduling",
+        help="the engine schedules a step when the one before has ended",
+    )
+    add(
+        "--kv-capacity-tokens",
+        type=int,
+        default=0,
+        help="as reported (default: from a facts file, else computed)",
+    )
+    add("--concurrency", type=int, default=0, help="trajectories at once in the trace")
+    add("--engine-from", type=Path, metavar="CAL.yaml", help="take what is not the model's own from there")
+    add(
+        "--transfer-from",
+        type=Path,
+        metavar="CAL.yaml",
+        help="no data: that one, by the analytic ratio to --gpu",
+    )
+    add("--date", help="of the stamp (default: today)")
+    calibrate.set_defaults(verb=fidelity.calibrate_verb)
+
+
 def _add_validate(verbs: Any) -> None:
     validate = verbs.add_parser(
-        "validate", help="simulate a recorded run on fitted costs; signed errors of times and rates"
+        "validate", help="simulate what was recorded, a run or one engine's trace; signed errors"
     )
-    validate.add_argument("run", type=Path, help="run directory, or folder of a real run (its last attempt)")
-    validate.add_argument(
-        "--fit", type=Path, metavar="EARLIER_RUN", help="fit the costs to this run (default: to RUN itself)"
+    add = validate.add_argument
+    add("run", type=Path, nargs="?", help="run directory, or folder of a real run (its last attempt)")
+    add("--trace", type=Path, metavar="CSV", help="turns of one engine, in a closed loop")
+    add("--requests", type=Path, metavar="CSV", help="single requests of one engine, as they came")
+    add(
+        "--calibration",
+        type=Path,
+        action="append",
+        metavar="CAL.yaml",
+        help="costs (a RUN: one per TP degree)",
     )
-    validate.add_argument("--out", type=Path, help="folder for validation.json and the simulated run")
-    validate.add_argument(
-        "--max-error", type=float, metavar="PCT", help="exit 1 if the makespan is off by more than this (%%)"
+    add("--concurrency", type=int, default=0, help="trajectories at once in the trace")
+    add("--deadline", type=float, metavar="S", help="when the trace was cut (s since its start)")
+    for name in ("gpu", "model", "engine", "engine-version"):
+        add(f"--{name}", help=f"what the trace is of: refuse a calibration of another {name}")
+    add("--tp", type=int, help="likewise")
+    add("--json", type=Path, metavar="OUT", help="write the figures and signed errors there")
+    add("--plot", type=Path, metavar="PNG", help="measured against simulated turn latency")
+    add(
+        "--fit",
+        type=Path,
+        metavar="EARLIER_RUN",
+        help="fit a RUN's costs to this run (default: to RUN itself)",
     )
-    validate.set_defaults(verb=inspect.validate)
+    add("--out", type=Path, help="folder for validation.json and the simulated RUN")
+    add("--max-error", type=float, metavar="PCT", help="exit 1 if the makespan is off by more than this (%%)")
+    validate.set_defaults(verb=fidelity.validate_verb)
 
 
 def _add_experiment(parser: argparse.ArgumentParser) -> None:

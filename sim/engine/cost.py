@@ -12,8 +12,8 @@ class CostTable:
     base[B] + per_context[B] * C. A step with prefill: see `mixed` and `host`. Coefficients are integers >= 0. Every
     step takes at least one tick: base[B] for B >= 1 and floor are at least 1.
 
-    `admission`, `admission_seq` and `lag` say when the scheduler sees an arrival (rule E5 of `sim.engine.base`); with `lag` the host
-    also launches ahead (rule E6).
+    `admission`, `admission_seq` and `lag` say when the scheduler sees an arrival (rule E5 of `sim.engine.base`);
+    with `lag` the host also launches ahead (rule E6).
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class CostTable:
         return cls(
             base=[max(1, round(cost.decode_fixed_s(batch) * scale)) for batch in range(max_num_seqs + 1)],
             per_context=[context] * (max_num_seqs + 1),
-            seq=per_token,
+            seq=round(cost.mixed_per_seq_s * scale),
             prefill_base=[round((cost.prefill_base_s + cost.experts_read_s(n)) * scale) for n in sizes],
             prefill_token=per_token,
             attention=round(cost.prefill_per_attention_s * scale * 1000),

@@ -218,7 +218,9 @@ class EngineShell(Holds):
             self._await_arrival()
 
     def _with_host(self, gpu: int, tokens: int, num_seqs: int) -> int:
-        """Rule E6: ticks of a step with prefill that begins now; what the host has left of it, it has for the next."""
+        """Rule E6: ticks of a step with prefill that begins now; what the host has left of it, it has for the
+        next.
+        """
         cost = self._cost
         wait = cost.host(tokens, num_seqs)
         if cost.lag:

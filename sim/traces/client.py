@@ -1,9 +1,9 @@
 """The client of a trace, simulated: it submits what was recorded to one engine and notes when tokens came.
 
 Closed loop: `concurrency` trajectories at once, in their order. The first ones start at their recorded times (a
-client needs time to submit a hundred prompts), the others when one before them has ended and waited. A trajectory's prompts
-extend one another, so its turns share one chain of the prefix cache and nothing else does. Open loop: every request
-at its recorded time.
+client needs time to submit a hundred prompts), the others when one before them has ended and waited. A trajectory's
+prompts extend one another, so its turns share one chain of the prefix cache and nothing else does. Open loop: every
+request at its recorded time.
 """
 
 from collections import deque

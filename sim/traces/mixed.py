@@ -12,8 +12,8 @@ WINDOW_S = 0.45
 def mixed_step_s(
     spec: EngineSpec, cost: CostTable, batch: int, context_tokens: int, prefill_tokens: int
 ) -> float:
-    """Mean step time (s) while `batch` requests decode at `context_tokens` and prefills of `prefill_tokens` follow one
-    another; without prefills where `prefill_tokens` is 0.
+    """Mean step time (s) while `batch` requests decode at `context_tokens` and prefills of `prefill_tokens` follow
+    one another; without prefills where `prefill_tokens` is 0.
     """
     return _Bench(spec, cost, batch, context_tokens, prefill_tokens).run()
 

@@ -34,9 +34,9 @@ class Trace:
     """Turns of one engine; arrays of one entry a turn.
 
     first_turn [n + 1]: where each of the n trajectories begins. cached_tokens: found in the prefix cache, -1 where
-    not recorded. ttft_s and latency_s count from `submit_s` to the first token and to the last. wait_s: what the client
-    waited after the turn before it went on (its tool, and its own delay). open_loop: trajectories are submitted at
-    their `submit_s` whatever the engine does; else as soon as one of the client's slots is free.
+    not recorded. ttft_s and latency_s count from `submit_s` to the first token and to the last. wait_s: what the
+    client waited after the turn before it went on (its tool, and its own delay). open_loop: trajectories are
+    submitted at their `submit_s` whatever the engine does; else as soon as one of the client's slots is free.
     """
 
     path: Path

@@ -11,7 +11,7 @@ import pytest
 from libra.config.document import Document
 from libra.config.resolve import Resolved, resolve
 from libra.core.ids import EndReason
-from libra.cost.tables import rollout_cost
+from libra.cost.tables import rollout_costs
 from sim.config import SimConfig
 from sim.simulation import simulate
 
@@ -177,8 +177,11 @@ def with_small_memory(small: Small, call: Callable[[], Any]) -> Any:
     """`call()` while each replica has `kv_tokens` of KV cache, whatever its GPUs could hold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "sim.simulation.rollout_cost",
-            lambda *args: dataclasses.replace(rollout_cost(*args), kv_capacity_tokens=small.kv_tokens),
+            "libra.config.schema.rollout_costs",
+            lambda *args: {
+                tp: dataclasses.replace(cost, kv_capacity_tokens=small.kv_tokens)
+                for tp, cost in rollout_costs(*args).items()
+            },
         )
         return call()
 

@@ -7,7 +7,7 @@ import pytest
 from libra.config.document import load_document
 from libra.config.resolve import resolve
 from libra.cost.hardware import find_model
-from libra.cost.tables import rollout_cost
+from libra.cost.tables import rollout_costs
 from libra.errors import UserError
 
 QWEN3 = {
@@ -141,8 +141,8 @@ def test_a_relative_path_belongs_to_the_file_that_gives_it(tmp_path, monkeypatch
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    priced = rollout_cost("H100", "Qwen3-4B", 1)
-    monkeypatch.setattr("libra.config.schema.rollout_cost", lambda *args: priced)
+    priced = rollout_costs("H100", "Qwen3-4B", [1])
+    monkeypatch.setattr("libra.config.schema.rollout_costs", lambda *args: priced)
     path = tmp_path / "models" / "config.json"
     assert resolve(load_document(experiment), {}).experiment.model_arch_config == str(path)
     path.unlink()

@@ -169,9 +169,15 @@ def test_costs_that_cannot_be_are_refused() -> None:
 
 
 def test_costs_in_seconds_become_ticks_and_scale_with_a_slowdown() -> None:
-    cost = ReplicaCost("gpu", "model", 1, 1e-3, 1e-6, 1e-9, 2e-3, 1e-7, 1e-12, 3e-3, 1000)
+    cost = ReplicaCost(
+        "gpu", "model", 1, 1e-3, 1e-6, 1e-9, 2e-3, 1e-7, 1e-12, 3e-3, 7e-3, 1000, 1e-5, 2e-3, 1e-6, 1.5
+    )
     table = CostTable.from_cost(cost, 2, slowdown=2.0)
     assert table.base == [2 * 10**9, 2 * 10**9 + 2 * 10**6, 2 * 10**9 + 4 * 10**6]
-    assert (table.per_context[1], table.prefill_base, table.floor) == (2000, 4 * 10**9, 6 * 10**9)
-    assert table.mixed(0, 0, 1000, 10**6) == 6 * 10**9
-    assert table.mixed(1, 10**6, 10**4, 0) == 4 * 10**9 + 2 * 10**6 + 2 * 10**9 + 2 * 10**9
+    assert (table.per_context[1], table.prefill_base, table.least) == (3000, [4 * 10**9], 2 * 10**9)
+    assert (table.floor, table.eager, table.host_seq) == (6 * 10**9, 14 * 10**9, 2 * 10**7)
+    assert (table.admission, table.admission_seq, table.lag) == (4 * 10**9, 2 * 10**6, True)
+    assert table.mixed(0, 0, 1000, 10**6) == 4 * 10**9 + 2 * 10**8 + 10**6
+    # The decoding sequence costs what it costs in a decode step, which is more than a prefilled token here.
+    assert table.mixed(1, 10**6, 10**4, 0) == 4 * 10**9 + 2 * 10**6 + 2 * 10**9 + 3 * 10**9
+    assert (table.host(256, 0), table.host(257, 3)) == (6 * 10**9, 14 * 10**9 + 6 * 10**7)

@@ -9,7 +9,7 @@ import pytest
 
 from libra.config.document import Document, apply_overrides
 from libra.config.resolve import resolve
-from libra.cost.tables import rollout_cost
+from libra.cost.tables import rollout_costs
 from libra.record.reader import Run
 from sim.cli.main import main
 from sim.config import SimConfig
@@ -74,7 +74,7 @@ def test_the_costs_that_made_a_run_are_recovered(recorded):
     costs = fitted(Run.open(recorded))
     assert set(costs.steps) == {1, 2}
     for tp, step in costs.steps.items():
-        known = rollout_cost("CPU", "Qwen3-tiny", tp)
+        known = rollout_costs("CPU", "Qwen3-tiny", [tp])[tp]
         assert step.decode_base_s == pytest.approx(known.decode_base_s, rel=0.03)
         # Time, unlike steps, weighs long steps more, and those have more turns in them: b comes out a little low.
         assert step.decode_per_seq_s == pytest.approx(known.decode_per_seq_s, rel=0.07)

@@ -1,0 +1,159 @@
+"""What takes a simulation to fit: coefficients that show only in how requests meet on an engine.
+
+`libra.cost.fit` reads step times off points. Here the engine model is run on what was measured (mixed steps, one
+development trace, a log of requests) and the few coefficients that it leaves open are moved until the outcome agrees.
+Whole figures are compared, not single turns: after some seconds a closed loop is as sensitive to a microsecond as the
+weather is to a butterfly, and the sum over its turns is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from scipy.optimize import (  # pyright: ignore[reportMissingTypeStubs]
+    least_squares,  # pyright: ignore[reportUnknownVariableType]
+    minimize,  # pyright: ignore[reportUnknownVariableType]
+)
+
+from libra.cost.calibration import EngineSettings
+from libra.cost.fit import scaled
+from libra.cost.rollout import ReplicaCost
+from libra.errors import UserError
+from libra.workloads.table import Floats
+from sim.engine.base import CostTable, EngineSpec
+from sim.traces.client import Played, play
+from sim.traces.mixed import mixed_step_s
+from sim.traces.records import Trace
+from sim.traces.scores import score
+
+HOST_SEQ_GRID_S: Final = tuple(step * 1e-5 for step in range(0, 41, 2))
+"""Candidates of host_per_seq_s; the mixed points decide to about a fifth of it, so a finer search would be for
+show.
+"""
+
+TRACE_FIGURES: Final = {
+    "makespan_s": 1.0,
+    "mean_latency_s": 1.0,
+    "p50_latency_s": 1.0,
+    "p95_latency_s": 1.0,
+    "mean_tpot_s": 1.0,
+    "mean_ttft_s": 0.5,
+    "p50_ttft_s": 0.5,
+}
+"""Figures that a development trace is fitted by, with the weight of their errors."""
+
+REQUEST_COEFFICIENTS: Final = (
+    "decode_base_s",
+    "decode_per_seq_s",
+    "decode_per_context_token_s",
+    "prefill_base_s",
+    "prefill_per_token_s",
+    "eager_host_s",
+    "admission_s",
+)
+MIN_REQUESTS: Final = 20
+
+
+def engine_spec(settings: EngineSettings) -> EngineSpec:
+    """The simulated engine with the settings of a calibration."""
+    return EngineSpec(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_blocks=settings.kv_capacity_tokens // settings.block_size,
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
+
+
+def replay(trace: Trace, cost: ReplicaCost, settings: EngineSettings, concurrency: int) -> Played:
+    """Simulate a trace on an engine with these settings."""
+    table = CostTable.from_cost(cost, settings.max_num_seqs)
+    return play(trace, engine_spec(settings), table, concurrency)
+
+
+def fit_host(
+    rows: Sequence[tuple[int, int, int, float]], cost: ReplicaCost, settings: EngineSettings
+) -> tuple[ReplicaCost, float]:
+    """host_per_seq_s from mixed steps (batch, context, prefill tokens, s), and the mean absolute error it leaves."""
+    spec = engine_spec(settings)
+    # Windows measure an engine that has just been filled: its KV blocks are not dispersed yet.
+    fresh = replace(cost, dispersed_kv_factor=1.0)
+
+    def errors(per_seq_s: float) -> Floats:
+        table = CostTable.from_cost(replace(fresh, host_per_seq_s=per_seq_s), settings.max_num_seqs)
+        predicted = [mixed_step_s(spec, table, batch, context, tokens) for batch, context, tokens, _ in rows]
+        return np.array(predicted) / np.array([row[3] for row in rows]) - 1.0
+
+    tried = {per_seq_s: errors(per_seq_s) for per_seq_s in HOST_SEQ_GRID_S}
+    best = min(tried, key=lambda per_seq_s: float((tried[per_seq_s] ** 2).sum()))
+    return replace(cost, host_per_seq_s=best), float(np.abs(tried[best]).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFit:
+    """A cost fitted to a trace and the signed errors that remain, by figure."""
+
+    cost: ReplicaCost
+    errors: dict[str, float]
+
+
+def fit_trace(trace: Trace, cost: ReplicaCost, settings: EngineSettings, concurrency: int) -> TraceFit:
+    """dispersed_kv_factor and admission_per_seq_s from one development trace: what no point on a fresh engine
+    shows.
+    """
+    names = ("dispersed_kv_factor", "admission_per_seq_s")
+
+    def errors(factors: Floats) -> dict[str, float]:
+        candidate = scaled(cost, names, np.maximum(factors, 0.0))
+        scored = score(trace, replay(trace, candidate, settings, concurrency))
+        return {name: scored.error(name) for name in TRACE_FIGURES}
+
+    def loss(factors: Floats) -> float:
+        seen = errors(factors)
+        return sum((weight * seen[name]) ** 2 for name, weight in TRACE_FIGURES.items())
+
+    simplex = [[1.0, 1.0], [1.15, 1.0], [1.0, 2.0]]
+    found: Any = minimize(
+        loss, simplex[0], method="Nelder-Mead", options={"initial_simplex": simplex, "maxfev": 60}
+    )
+    factors = np.maximum(found.x, 0.0)
+    return TraceFit(scaled(cost, names, factors), errors(factors))
+
+
+def fit_requests(
+    trace: Trace,
+    cost: ReplicaCost,
+    settings: EngineSettings,
+    use: Callable[[int], bool] = lambda index: True,
+) -> TraceFit:
+    """Step times from a log of requests whose steps nobody measured, those of index `use(index)`.
+
+    All requests are simulated, since all of them load the engine; the latencies of the used ones are compared.
+    Raises UserError for fewer than `MIN_REQUESTS`.
+    """
+    chosen = np.array([use(index) for index in range(len(trace.submit_s))])
+    if chosen.sum() < MIN_REQUESTS:
+        raise UserError(
+            f"{trace.path}: {chosen.sum()} requests are too few to fit to ({MIN_REQUESTS} at least)"
+        )
+
+    def residuals(factors: Floats) -> Floats:
+        played = replay(trace, scaled(cost, REQUEST_COEFFICIENTS, factors), settings, 1)
+        latency = np.log(played.latency_s / trace.latency_s)
+        ttft = np.log(np.maximum(played.ttft_s, 1e-3) / np.maximum(trace.ttft_s, 1e-3))
+        both = np.concatenate([latency[chosen], 0.3 * ttft[chosen]])
+        return np.concatenate([np.nan_to_num(both, nan=1.0), 0.5 * (factors - 1.0)])
+
+    solved: Any = least_squares(
+        residuals,
+        np.ones(len(REQUEST_COEFFICIENTS)),
+        bounds=(0.1, 10.0),
+        diff_step=0.03,
+        loss="soft_l1",
+        max_nfev=25,
+    )
+    fitted = scaled(cost, REQUEST_COEFFICIENTS, solved.x)
+    scored = score(trace, replay(trace, fitted, settings, 1))
+    return TraceFit(fitted, {name: scored.error(name) for name in TRACE_FIGURES})
