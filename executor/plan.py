@@ -19,6 +19,7 @@ from executor.trainer.spec import MemoryEstimate, TrainerConfig, check_trainer, 
 from libra.config.document import Document
 from libra.config.resolve import Resolved, resolve
 from libra.core.ids import NodeId, ReplicaId
+from libra.cost.train_choice import TrainerLayoutConfig
 from libra.errors import UserError
 from libra.workloads.environment import EnvironmentWorkload
 
@@ -89,15 +90,16 @@ def make_plan(resolved: Resolved) -> RunPlan:
     _check_tokenizer(model_path)
     rollout = experiment.heterogeneous_rollout
     longest = rollout.max_model_len
+    own = _with_shared_sizes(config.trainer, experiment.trainer)
     check_trainer(
-        config.trainer,
+        own,
         experiment.train_gpus,
         shape,
         num_trajectories=experiment.batch_size,
         group_size=experiment.n_samples,
         max_length_tokens=longest,
     )
-    trainer = config.trainer.with_dp(experiment.train_gpus)
+    trainer = own.with_dp(experiment.train_gpus)
     trainer = dataclasses.replace(trainer, seed=experiment.seed)
     for tp in sorted(set(rollout.tp_list())):
         if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
@@ -122,6 +124,21 @@ def make_plan(resolved: Resolved) -> RunPlan:
         replicas=_replicas(rollout.tp_list(), experiment.train_gpus, installed),
         installed=installed,
     )
+
+
+def _with_shared_sizes(own: TrainerConfig, shared: TrainerLayoutConfig) -> TrainerConfig:
+    """The experiment's `trainer` section is for both worlds: sizes that it gives need not stand here as well."""
+    for name, what in (("train_cp_size", "context"), ("train_ep_size", "expert")):
+        if getattr(shared, name) > 1:
+            raise UserError(f"trainer.{name}: the executor's trainer has no {what} parallelism; set 1")
+    unset = TrainerConfig()
+    for name in ("train_tp_size", "train_pp_size", "train_dp_size"):
+        wanted, given = getattr(shared, name), getattr(own, name)
+        if wanted and given not in (wanted, getattr(unset, name)):
+            raise UserError(f"executor.trainer.{name}: {given}, but trainer.{name} is {wanted}; give it once")
+        if wanted:
+            own = dataclasses.replace(own, **{name: wanted})
+    return own
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:

@@ -15,6 +15,8 @@ from libra.cost.rollout import ReplicaCost
 from libra.cost.sync import SyncCostConfig
 from libra.cost.tables import RolloutCostConfig, rollout_costs
 from libra.cost.train import TrainCostConfig
+from libra.cost.train_choice import TrainerLayoutConfig, TrainerPool, choose_layout
+from libra.cost.train_layout import TrainLayout
 from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
 
@@ -136,7 +138,8 @@ class ExperimentConfig:
 
     hardware_config, model_arch_config: names in the catalogue (`libra/cost/catalogue`); a model may also be the path
     of a Hugging Face `config.json`, or of a folder with one, relative to the experiment file.
-    train_gpus: the training pool; 0 = rollout only, nothing is trained. batch_size: trajectories of a train
+    train_gpus: the training pool; 0 = rollout only, nothing is trained. trainer: how these GPUs share the model; a
+    layout that does not fit in their memory is refused. batch_size: trajectories of a train
     step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound in
     trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
     flight go on over a weight load.
@@ -151,6 +154,7 @@ class ExperimentConfig:
     model_arch_config: str = "Qwen3-14B"
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     train_gpus: int = 0
+    trainer: TrainerLayoutConfig = field(default_factory=TrainerLayoutConfig)
     total_steps: int = 100
     batch_size: int = 32
     n_samples: int = 4
@@ -171,6 +175,7 @@ class ExperimentConfig:
         self._check_catalogue()
         if self.train_gpus == 0:
             return
+        self.train_layout()
         if self.batch_size % self.n_samples:
             raise ValueError(
                 f"batch_size ({self.batch_size}) must be a multiple of n_samples ({self.n_samples}): "
@@ -228,6 +233,17 @@ class ExperimentConfig:
             rollout.gpu_memory_utilization,
             self.cost.rollout,
         )
+
+    def train_layout(self) -> TrainLayout:
+        """How the training pool shares the model. Raises UserError where nothing that `trainer` allows fits."""
+        pool = TrainerPool(
+            find_gpu(self.hardware_config),
+            self.train_gpus,
+            self.cluster.gpus_per_node,
+            self.heterogeneous_rollout.max_model_len,
+        )
+        place = "train_gpus" if self.trainer == TrainerLayoutConfig() else "trainer"
+        return choose_layout(self.trainer, find_model(self.model_arch_config), pool, place)
 
     @property
     def training(self) -> bool:
