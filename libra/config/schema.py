@@ -134,9 +134,9 @@ class ExperimentConfig:
 
     hardware_config, model_arch_config: names in the catalogue (`libra/cost/catalogue`).
     train_gpus: the training pool; 0 = rollout only, nothing is trained. batch_size: trajectories of a train
-    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound in
-    trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
-    flight go on over a weight load.
+    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound of
+    every trained token, in trainer versions. sync_interval: train steps between weight publications.
+    partial_rollout: turns in flight go on over a weight load.
     """
 
     name: str
