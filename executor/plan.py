@@ -12,7 +12,8 @@ from typing import Final
 from executor.config import ExecutorConfig
 from executor.engines.command import Device, Installed, check_engines, find_vllm
 from executor.engines.launch import ReplicaPlan
-from executor.environments.registry import EnvironmentEntry, find_environment
+from executor.environments.base import Environment
+from executor.environments.registry import find_environment
 from executor.episodes import SamplingConfig
 from executor.trainer.shape import ModelShape, read_shape
 from executor.trainer.spec import MemoryEstimate, TrainerConfig, check_trainer, estimate_memory
@@ -29,12 +30,17 @@ TOKENIZER_FILES: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """See the module. trainer: with train_dp_size filled in. installed: None for engines started by others."""
+    """See the module.
+
+    environment: the one that the run plays; `environment_kind` names it as the experiment does. trainer: with
+    train_dp_size filled in. installed: None for engines started by others.
+    """
 
     resolved: Resolved
     config: ExecutorConfig
     workload: EnvironmentWorkload
-    environment: EnvironmentEntry
+    environment: Environment
+    environment_kind: str
     model_path: Path
     shape: ModelShape
     trainer: TrainerConfig
@@ -111,12 +117,12 @@ def make_plan(resolved: Resolved) -> RunPlan:
     if installed is not None:
         check_engines(config.engines, rollout.engine, installed.device)
     environment = find_environment(workload.environment, resolved.document)
-    environment.make()  # whatever its own code refuses
     return RunPlan(
         resolved=resolved,
         config=config,
         workload=workload,
-        environment=environment,
+        environment=environment.make(),
+        environment_kind=environment.kind,
         model_path=model_path,
         shape=shape,
         trainer=trainer,

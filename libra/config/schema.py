@@ -140,7 +140,7 @@ class ExperimentConfig:
     of a Hugging Face `config.json`, or of a folder with one, relative to the experiment file.
     train_gpus: the training pool; 0 = rollout only, nothing is trained. trainer: how these GPUs share the model; a
     layout that does not fit in their memory is refused. batch_size: trajectories of a train
-    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound in
+    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound of every trained token, in
     trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
     flight go on over a weight load.
     """
