@@ -64,7 +64,7 @@ class EngineConfig:
     """Scheduler settings of the serving engines, with the names and defaults of vLLM.
 
     scheduling_policy: `priority` serves the turns of lowest `SubmitTurn.priority` first. No built-in router sets one,
-    so it takes a router of your own.
+    so it takes a router of your own. enforce_eager: no CUDA graphs; every step is launched kernel by kernel.
     """
 
     max_num_seqs: int = 256
@@ -74,6 +74,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_watermark_fraction: float = 0.0
     keep_prefix_cache_on_load: bool = False
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens", "block_size")
@@ -140,8 +141,8 @@ class ExperimentConfig:
     of a Hugging Face `config.json`, or of a folder with one, relative to the experiment file.
     train_gpus: the training pool; 0 = rollout only, nothing is trained. trainer: how these GPUs share the model; a
     layout that does not fit in their memory is refused. batch_size: trajectories of a train
-    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound of every trained token, in
-    trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
+    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound of every trained
+    token, in trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
     flight go on over a weight load.
     """
 
@@ -226,13 +227,15 @@ class ExperimentConfig:
     def rollout_costs(self) -> dict[int, ReplicaCost]:
         """Cost of a replica by TP degree. Raises UserError."""
         rollout = self.heterogeneous_rollout
-        return rollout_costs(
+        costs = rollout_costs(
             self.hardware_config,
             self.model_arch_config,
             rollout.tp_list(),
             rollout.gpu_memory_utilization,
             self.cost.rollout,
         )
+        engine = rollout.engine
+        return {tp: cost.captured(engine.max_num_seqs, engine.enforce_eager) for tp, cost in costs.items()}
 
     def train_layout(self) -> TrainLayout:
         """How the training pool shares the model. Raises UserError where nothing that `trainer` allows fits."""

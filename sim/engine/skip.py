@@ -282,6 +282,12 @@ class SkipEngine(Admission):
             alpha = cost.base[batch] + per_context * (self._context + batch)
             beta = per_context * batch
             steps = 1 if one_step and self._waiting else self._segment_steps(batch)
+            host = cost.decode_host[batch]
+            if host > alpha:
+                # The host is the slower one until the contexts have grown enough.
+                if beta:
+                    steps = min(steps, (host - alpha + beta - 1) // beta)
+                alpha, beta = host, 0
         else:
             return False
         self._step_version = self.weight_version
