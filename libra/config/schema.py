@@ -16,6 +16,7 @@ from libra.cost.tables import rollout_cost
 from libra.cost.train import TrainCostConfig
 from libra.cost.train_choice import TrainerLayoutConfig, TrainerPool, choose_layout
 from libra.cost.train_layout import TrainLayout
+from libra.cost.transitions import TransitionCostConfig
 from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
 
@@ -124,10 +125,11 @@ class PoliciesConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
-    """What training, publication, loading and starting take."""
+    """What training, publication and loading, and changes of the cluster take."""
 
     train: TrainCostConfig = field(default_factory=TrainCostConfig)
     sync: SyncCostConfig = field(default_factory=SyncCostConfig)
+    transition: TransitionCostConfig = field(default_factory=TransitionCostConfig)
 
 
 @dataclass(frozen=True, slots=True)
