@@ -14,6 +14,7 @@ from libra.core.ids import EndReason, NodeId, ReplicaId
 from libra.cost.hardware import Gpu, Model, find_gpu, find_model
 from libra.cost.sync import SyncCost
 from libra.cost.train import TrainCost
+from libra.cost.transitions import TransitionCost
 from libra.errors import UserError
 from libra.record.manifest import HostInfo, RunInfo, package_versions
 from libra.record.replica_lives import ReplicaUsage
@@ -78,7 +79,7 @@ def build_world(resolved: Resolved) -> World:
     """Everything that the driver needs to know of the simulated cluster. Raises UserError."""
     experiment = resolved.experiment
     gpu, model = find_gpu(experiment.hardware_config), find_model(experiment.model_arch_config)
-    sync = SyncCost(gpu, model, experiment.cost.sync)
+    sync = SyncCost(gpu, model, experiment.cost.sync, experiment.cluster.gpus_per_node)
     config: SimConfig = resolved.private["sim"]
     _check_stragglers(resolved, config)
 
@@ -146,6 +147,7 @@ def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCo
             CostTable.from_cost(cost, engine.max_num_seqs),
             CostTable.from_cost(cost, engine.max_num_seqs, slowdown),
         )
+    transition = TransitionCost(sync, experiment.cost.transition)
     nodes = _place(rollout.tp_list(), experiment.cluster.gpus_per_node)
     return [
         ReplicaPlan(
@@ -154,7 +156,7 @@ def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCo
             NodeId(nodes[i]),
             *made[tp],
             load_t=to_ticks(sync.load_s(tp)),
-            start_t=to_ticks(sync.start_s(tp, warm=True)),
+            start_t=to_ticks(transition.start_s(tp, warm=True)),
         )
         for i, tp in enumerate(rollout.tp_list())
     ]

@@ -17,6 +17,7 @@ from libra.cost.tables import RolloutCostConfig, rollout_costs
 from libra.cost.train import TrainCostConfig
 from libra.cost.train_choice import TrainerLayoutConfig, TrainerPool, choose_layout
 from libra.cost.train_layout import TrainLayout
+from libra.cost.transitions import TransitionCostConfig
 from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
 
@@ -126,11 +127,12 @@ class PoliciesConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
-    """What engine steps, training, publication, loading and starting take."""
+    """What engine steps, training, publication and loading, and changes of the cluster take."""
 
     rollout: RolloutCostConfig = field(default_factory=RolloutCostConfig)
     train: TrainCostConfig = field(default_factory=TrainCostConfig)
     sync: SyncCostConfig = field(default_factory=SyncCostConfig)
+    transition: TransitionCostConfig = field(default_factory=TransitionCostConfig)
 
 
 @dataclass(frozen=True, slots=True)

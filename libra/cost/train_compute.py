@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libra.cost.hardware import BF16_BYTES, Gpu, Model
+from libra.cost.stamped import stamp
 from libra.cost.train_layout import TrainLayout
 from libra.errors import UserError
 
@@ -41,24 +42,25 @@ BACKWARD: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ComputeConfig:
-    """Shares of the GPU's peaks.
+    """Shares of the GPU's peaks; each default carries its source (`sim list costs`).
 
-    gemm_efficiency: of large matrix products. Measured, see the module (667 of 989 TFLOP/s).
-    attention_efficiency: of causal flash attention. 0.63 fitted to prefills on H200; 0.67 is what prime-rl's step
-    times of Qwen3-4B at 16K and 64K tokens differ by.
-    trainer_efficiency: of a whole trainer's linear part over its kernels alone: loss, masks, gathering, host. 0.65 to
-    0.75 in prime-rl's steps of Qwen3-4B on H100 and H200. With gemm_efficiency it bounds the linear part's MFU at
-    47 %; Megatron-LM's README reports 41 to 48 %, which 0.85 gives for a model of 175B.
-    moe_factor: the same of a mixture relative to a dense model: routing, uneven experts. 0.40 / 0.70 in the same
-    source (Qwen3-30B-A3B).
-    launch_s: least time of one layer, forward and backward: the host's, as measured.
+    gemm_efficiency: of large matrix products. attention_efficiency: of causal flash attention. trainer_efficiency: of
+    a whole trainer's linear part over its kernels alone: loss, masks, gathering, host. moe_factor: the same of a
+    mixture relative to a dense model: routing, uneven experts. launch_s: least time of one layer, forward and
+    backward: the host's.
     """
 
-    gemm_efficiency: float = 0.67
-    attention_efficiency: float = 0.65
-    trainer_efficiency: float = 0.70
-    moe_factor: float = 0.57
-    launch_s: float = 2.2e-3
+    gemm_efficiency: float = stamp(0.67, "measured: one H200, PyTorch 2.11 (see libra.cost.train_compute)")
+    attention_efficiency: float = stamp(
+        0.65, "0.63 fitted to prefills on H200; 0.67 from prime-rl's steps of Qwen3-4B at 16K and 64K tokens"
+    )
+    trainer_efficiency: float = stamp(
+        0.70,
+        "0.65 to 0.75 in prime-rl's steps of Qwen3-4B on H100 and H200 (baselines of 2026-01-15); with "
+        "gemm_efficiency a bound of 47 % MFU. 0.85 gives the 41 to 48 % of Megatron-LM's README for 175B",
+    )
+    moe_factor: float = stamp(0.57, "0.40 / 0.70 in the same steps of Qwen3-30B-A3B")
+    launch_s: float = stamp(2.2e-3, "measured: one H200 machine, 1.76 to 2.56 ms a layer")
 
     def __post_init__(self) -> None:
         shares = (self.gemm_efficiency, self.attention_efficiency, self.trainer_efficiency, self.moe_factor)

@@ -104,13 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(verb=inspect.check)
 
     listing = verbs.add_parser(
-        "list", help="what there is: policies, presets, experiments, metrics, hardware"
+        "list",
+        help="what there is: policies, presets, experiments, metrics, hardware, costs and their sources",
     )
     listing.add_argument(
         "what",
         nargs="?",
         default="all",
-        choices=["all", "policies", "presets", "experiments", "metrics", "hardware"],
+        choices=["all", "policies", "presets", "experiments", "metrics", "hardware", "costs"],
     )
     listing.set_defaults(verb=inspect.listing)
     return parser
