@@ -29,6 +29,7 @@ class CostTable:
         "host_seq",
         "lag",
         "least",
+        "num_bases",
         "per_context",
         "prefill_base",
         "prefill_token",
@@ -59,6 +60,7 @@ class CostTable:
         self.seq = seq
         # By tokens in the step; longer steps have the last entry.
         self.prefill_base = prefill_base if isinstance(prefill_base, list) else [prefill_base]
+        self.num_bases = len(self.prefill_base)
         self.prefill_token = prefill_token
         self.attention = attention  # femto-ticks (1e-3 tick) per (token x context token)
         self.floor = floor
@@ -109,7 +111,7 @@ class CostTable:
         bases = self.prefill_base
         tokens = batch + prefill_tokens
         linear = (
-            bases[tokens if tokens < len(bases) else -1]
+            bases[tokens if tokens < self.num_bases else -1]
             + self.seq * batch
             + self.prefill_token * prefill_tokens
         )

@@ -162,12 +162,13 @@ class SkipEngine(Flight):
         batch = self._num_decoding
         cost = self._cost
         if self._prefilling:
-            tokens = attention_x2 = 0
+            tokens = attention_x2 = num_prefills = 0
             for seq, chunk in self._prefilling:
+                num_prefills += 1
                 tokens += chunk
                 attention_x2 += chunk * (2 * seq.computed + chunk)
             gpu = cost.mixed(batch, self._context + batch, tokens, attention_x2)
-            alpha = self._with_host(gpu, batch + tokens, batch + len(self._prefilling))
+            alpha = self._with_host(gpu, batch + tokens, batch + num_prefills)
             beta = 0
             steps = 1
         elif batch:
