@@ -158,6 +158,7 @@ def _add_calibrate(verbs: Any) -> None:
         metavar="CAL.yaml",
         help="no data: that one, by the analytic ratio to --gpu",
     )
+    add("--hold-out-half", action="store_true", help="fit every other request of a log; errors on the rest")
     add("--date", help="of the stamp (default: today)")
     calibrate.set_defaults(verb=fidelity.calibrate_verb)
 
