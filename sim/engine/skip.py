@@ -19,7 +19,7 @@ from simpy.events import Event
 
 from sim.clock import STEP
 from sim.engine.admission import Admission
-from sim.engine.base import QueueOrder, Request
+from sim.engine.base import Request
 from sim.engine.blocks import BlockPool
 from sim.engine.holds import BUSY
 from sim.engine.recount import recount
@@ -43,23 +43,13 @@ class SkipEngine(Admission):
 
     def _arrived(self, seq: Any) -> None:
         """Cut the segment if the next boundary could admit `seq`: what blocks the head goes on blocking it."""
-        if self._steps > 1 and self._waiting[0] is seq:
-            spec = self._spec
-            batch = self._num_decoding
-            if batch < spec.max_num_seqs and batch < spec.max_num_batched_tokens:
-                self._need_boundary()
+        if self._steps > 1 and self._waiting[0] is seq and self._has_room():
+            self._need_boundary()
 
     def _arrived_unseen(self, seq: Any) -> None:
         """Cut the segment at the boundary that may admit `seq`, unless others come first."""
         if self._steps > 1 and self._arriving[0] is seq and self._arrival_matters():
             self._cut(max(self._steps_until_seen(self._since), self._ended_steps() + 1))
-
-    def _arrival_matters(self) -> bool:
-        """Whether an arrival could be admitted before the batch changes."""
-        spec = self._spec
-        if self._waiting and spec.queue_order is QueueOrder.FCFS:
-            return False
-        return self._num_decoding < min(spec.max_num_seqs, spec.max_num_batched_tokens)
 
     def _steps_until_seen(self, begin_t: int) -> int:
         """Steps of the segment that began at `begin_t` up to the boundary at which the first arrival is visible."""
@@ -122,16 +112,8 @@ class SkipEngine(Admission):
         if self._state == BUSY and self._steps > 1 and not self._in_boundary:
             steps = self._ended_steps()
             if steps:
-                growth = self._growth_after(steps)
+                self._pool.take(self._growth_after(steps))
                 self._advance(steps)
-                self._pool.take(growth)
-
-    def _growth_after(self, steps: int) -> int:
-        """Blocks that iterations _iteration + 1 .. _iteration + steps take; that of _iteration is counted."""
-        block_size = self._block_size
-        cycles, rest = divmod(steps, block_size)
-        first = (self._iteration + 1) % block_size
-        return self._num_decoding * cycles + sum(self._growth[first : first + rest])
 
     def settle(self) -> None:
         """Bring `counters` up to the current tick, counting steps that have ended."""
@@ -148,18 +130,15 @@ class SkipEngine(Admission):
     def _complete(self) -> list[Request]:
         steps = self._steps
         if steps > 1:
-            growth = self._growth_after(steps - 1)
-            if growth:
-                self._pool.take(growth)
+            self._pool.take(self._growth_after(steps - 1))
         self._advance(steps)
         last = self._alpha - self._beta
         self._step_began_t = self._since - last
         if not self._prefilling:
             self._head_start = last
         finished: list[Request] = []
-        iteration = self._iteration
         finishes = self._finishes
-        while finishes and finishes[0][0] <= iteration:
+        while finishes and finishes[0][0] <= self._iteration:
             finish, admit_no, seq = heappop(finishes)
             if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
                 self._leave(seq)
@@ -295,19 +274,12 @@ class SkipEngine(Admission):
 
     def _segment_steps(self, batch: int) -> int:
         """Steps until a sequence finishes or blocks lack."""
-        finishes = self._finishes
-        iteration = self._iteration
-        while True:
-            finish, admit_no, seq = finishes[0]
-            if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
-                break
-            heappop(finishes)
-        steps = finish - iteration
+        steps = self._next_finish() - self._iteration
         block_size = self._block_size
         available = self._pool.free + self._pool.evictable
         if available >= batch * (steps // block_size + 1):
             return steps
-        return steps_until_blocks_lack(self._growth, iteration, batch, available, steps)
+        return steps_until_blocks_lack(self._growth, self._iteration, batch, available, steps)
 
     # End of life, and what tests look at.
 
