@@ -1,13 +1,13 @@
 """Sections of a YAML file as typed values: what is wrong in one is said with file, section and key."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final, cast
 
 from libra.errors import UserError
 
-_TYPES: Final[Mapping[str, type]] = {"int": int, "str": str, "bool": bool}
-"""Types of a section's fields by annotation; the rest are mappings."""
+_PLAIN: Final = (int, str, bool)
+"""Types of a section's fields; the rest are mappings."""
 
 
 class Sections:
@@ -31,7 +31,7 @@ class Sections:
         for key, value in section.items():
             if key not in types:
                 raise UserError(f"{self._origin}: {name}: unknown key {key!r}; known: {', '.join(types)}")
-            expected = _TYPES.get(str(types[key].type), dict)
+            expected = next((plain for plain in _PLAIN if types[key].type is plain), dict)
             if not isinstance(value, expected) or (expected is bool) != isinstance(value, bool):
                 raise UserError(
                     f"{self._origin}: {name}.{key}: {value!r} is no {expected.__name__}; correct it"
