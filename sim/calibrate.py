@@ -20,7 +20,7 @@ from typing import Final
 from libra.cost.analytic import analytic_cost
 from libra.cost.calibration import COEFFICIENTS, Calibration, EngineSettings, Stamp
 from libra.cost.fit import fit_points
-from libra.cost.hardware import Model, find_gpu, find_model, kv_capacity_tokens
+from libra.cost.hardware import Model, find_gpu, find_model, kv_capacity_tokens, require_tp
 from libra.cost.points import Points, kind_of, read_points
 from libra.cost.rollout import ReplicaCost, captured_tokens
 from libra.errors import UserError
@@ -77,6 +77,7 @@ def calibrate(
     """
     found = _sorted(files, target)
     model = find_model(target.model)
+    require_tp(model, target.tp)
     settings = _settings(target, found.kv_capacity_tokens)
     start = analytic_cost(find_gpu(target.gpu), model, target.tp, settings.kv_capacity_tokens)
     start = replace(start, capture_tokens=settings.capture_tokens, async_scheduling=settings.async_scheduling)
@@ -86,11 +87,15 @@ def calibrate(
             gpu=target.gpu, engine=target.engine, engine_version=target.engine_version, dtype=target.dtype
         )
         start = _engine_wide(start, engine_from.cost, model)
-        notes.append(f"{', '.join(ENGINE_WIDE)}: from the calibration of {engine_from.stamp}")
     if found.requests:
         cost, fitted, errors = _from_requests(found, target, start, settings, use)
     else:
         cost, fitted, errors = _from_points(found, start, settings, concurrency)
+    if engine_from is not None:
+        wide = [
+            name for name in ENGINE_WIDE if name not in fitted and getattr(cost, name) == getattr(start, name)
+        ]
+        notes.append(f"{', '.join(wide)}: from the calibration of {engine_from.stamp}")
     if target.kv_capacity_tokens == found.kv_capacity_tokens == 0:
         notes.append("kv_capacity_tokens: computed, not measured")
     stamp = Stamp(
@@ -146,6 +151,8 @@ def _sorted(files: Sequence[Path], target: Target) -> _Files:
     """Tell the files apart by their columns."""
     found = _Files()
     for path in files:
+        if [other.name for other in files].count(path.name) > 1:
+            raise UserError(f"{path}: two files of this name; rename one, the stamp tells them apart by it")
         columns = read_csv(path).columns
         if kind_of(columns) != "other":
             found.points = found.points + read_points(path)
@@ -154,7 +161,7 @@ def _sorted(files: Sequence[Path], target: Target) -> _Files:
         elif set(REQUEST_COLUMNS) <= set(columns):
             found.requests.append(path)
         elif {"model", "tp", "quantity", "value"} <= set(columns):
-            found.kv_capacity_tokens = _kv_capacity(path, target)
+            found.kv_capacity_tokens = _kv_capacity(path, target) or found.kv_capacity_tokens
         else:
             raise UserError(
                 f"{path}, line 1: neither points, a trace, a log of requests nor engine facts (columns: "
@@ -164,7 +171,7 @@ def _sorted(files: Sequence[Path], target: Target) -> _Files:
         raise UserError(
             f"{found.traces[1]}: a second trace; fit to one and keep the others to validate on (sim validate --trace)"
         )
-    if found.requests and (found.traces or found.points.decode or len(found.requests) > 1):
+    if found.requests and (found.traces or found.points != Points() or len(found.requests) > 1):
         raise UserError(
             f"{found.requests[0]}: a log of requests is fitted by itself; leave the other files out"
         )
@@ -179,9 +186,11 @@ def _kv_capacity(path: Path, target: Target) -> int:
     rows = zip(
         table.text("model"), table.columns["tp"], table.text("quantity"), table.text("value"), strict=True
     )
-    for model, tp, quantity, value in rows:
+    for row, (model, tp, quantity, value) in enumerate(rows):
         if (model.lower(), tp, quantity) == (target.model.lower(), str(target.tp), "kv_cache_tokens"):
-            return int(float(value))
+            if not value.isdecimal():
+                raise table.error(row, "value", f"{value!r} is no number of tokens; correct it")
+            return int(value)
     return 0
 
 

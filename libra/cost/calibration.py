@@ -16,17 +16,28 @@ measured facts of the engine's front end, physics, or another calibration's, and
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
 import yaml
 
 from libra.cost.rollout import ReplicaCost
+from libra.cost.yaml_sections import Sections
 from libra.errors import UserError
 
 SCHEMA_VERSION: Final = 1
 MAX_COEFFICIENTS: Final = 10
+SECTIONS: Final = (
+    "schema_version",
+    "stamp",
+    "settings",
+    "coefficients",
+    "derived",
+    "experts",
+    "errors",
+    "notes",
+)
 
 COEFFICIENTS: Final = (
     "decode_base_s",
@@ -92,6 +103,20 @@ class EngineSettings:
     capture_tokens: int = 256
     async_scheduling: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuse counts that no engine has; 0 only for no captured graphs."""
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "kv_capacity_tokens",
+            "max_model_len",
+        ):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; give 1 or more")
+        if self.capture_tokens < 0:
+            raise UserError(f"capture_tokens is {self.capture_tokens}; give 0 or more")
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -110,7 +135,8 @@ class Calibration:
     def __post_init__(self) -> None:
         if len(self.fitted) > MAX_COEFFICIENTS:
             raise UserError(
-                f"a calibration fits {len(self.fitted)} coefficients; {MAX_COEFFICIENTS} at most, or it over-fits"
+                f"{self.path or 'calibration'}: coefficients: {len(self.fitted)} fitted; {MAX_COEFFICIENTS} at "
+                "most, or it over-fits"
             )
 
     def require(self, **wanted: str | int) -> None:
@@ -150,6 +176,20 @@ def _experts(cost: ReplicaCost) -> dict[str, Any]:
     return {"experts": {"num_experts": cost.num_experts, "experts_per_token": cost.experts_per_token}}
 
 
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.experts_per_token <= self.num_experts or (
+            self.num_experts and not self.experts_per_token
+        ):
+            raise UserError(
+                f"experts_per_token is {self.experts_per_token} of {self.num_experts}; give 1 to num_experts"
+            )
+
+
 def load_calibration(path: Path) -> Calibration:
     """Read and check a calibration file. Raises UserError that names file and key."""
     try:
@@ -160,7 +200,7 @@ def load_calibration(path: Path) -> Calibration:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}" if place is not None else ""
         raise UserError(f"{path}{line}: not YAML; `python -m sim calibrate` writes such files") from None
-    return replace(parse_calibration(content, str(path)), path=path)
+    return parse_calibration(content, str(path))
 
 
 def parse_calibration(content: Any, origin: str) -> Calibration:
@@ -173,11 +213,14 @@ def parse_calibration(content: Any, origin: str) -> Calibration:
             f"{origin}: no calibration (schema_version {SCHEMA_VERSION}); `python -m sim calibrate` writes one"
         )
     content = cast("dict[str, Any]", content)
-    reader = _Reader(content, origin)
+    for key in content:
+        if key not in SECTIONS:
+            raise UserError(f"{origin}: unknown section {key!r}; known: {', '.join(SECTIONS)}")
+    reader = Sections(content, origin)
     stamp = reader.section("stamp", Stamp)
     settings = reader.section("settings", EngineSettings)
-    fitted = reader.numbers("coefficients")
-    derived = reader.numbers("derived")
+    fitted = reader.numbers("coefficients", COEFFICIENTS)
+    derived = reader.numbers("derived", COEFFICIENTS)
     both = sorted(set(fitted) & set(derived))
     if both:
         raise UserError(f"{origin}: {both[0]} is both fitted and derived; remove one")
@@ -185,7 +228,7 @@ def parse_calibration(content: Any, origin: str) -> Calibration:
     for name in ("decode_base_s", "decode_per_context_token_s", "prefill_per_token_s"):
         if not values[name] > 0.0:
             raise UserError(f"{origin}: coefficients: {name} is missing or 0; calibrate again")
-    experts = reader.optional("experts", {"num_experts": 0, "experts_per_token": 0})
+    experts = reader.section("experts", _Experts)
     cost = ReplicaCost(
         gpu=stamp.gpu,
         model=stamp.model,
@@ -195,66 +238,15 @@ def parse_calibration(content: Any, origin: str) -> Calibration:
         async_scheduling=settings.async_scheduling,
         source=f"{origin}: {stamp}",
         **values,  # type: ignore[arg-type]
-        **experts,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
     )
     return Calibration(
         stamp=stamp,
         settings=settings,
         cost=cost,
         fitted=tuple(fitted),
-        errors=reader.optional("errors", {}),
-        notes=tuple(cast("list[str]", content.get("notes") or [])),
+        errors=reader.errors(),
+        notes=reader.notes(),
+        path=Path(origin),
     )
-
-
-class _Reader:
-    """Sections of a calibration's YAML, checked."""
-
-    def __init__(self, content: dict[str, Any], origin: str) -> None:
-        self._content = content
-        self._origin = origin
-
-    def optional(self, name: str, default: dict[str, Any]) -> dict[str, Any]:
-        section = self._content.get(name, default)
-        if not isinstance(section, dict):
-            raise UserError(f"{self._origin}: {name}: must be a mapping; calibrate again")
-        return section  # pyright: ignore[reportUnknownVariableType]
-
-    def section(self, name: str, kind: type[Any]) -> Any:
-        section = self.optional(name, {})
-        types = {each.name: each for each in fields(kind)}
-        for key in section:
-            if key not in types:
-                raise UserError(f"{self._origin}: {name}: unknown key {key!r}; known: {', '.join(types)}")
-        try:
-            made = kind(**section)
-        except TypeError as error:
-            missing = str(error).partition(": ")[2] or str(error)
-            raise UserError(f"{self._origin}: {name}: {missing} missing; calibrate again") from None
-        for key, each in types.items():
-            value = getattr(made, key)
-            expected = {"int": int, "str": str, "bool": bool}.get(str(each.type))
-            if expected is not None and not (
-                isinstance(value, expected) and (expected is bool) == isinstance(value, bool)
-            ):
-                raise UserError(
-                    f"{self._origin}: {name}.{key}: {value!r} is no {expected.__name__}; correct it"
-                )
-        return made
-
-    def numbers(self, name: str) -> dict[str, float]:
-        section = self.optional(name, {})
-        for key, value in section.items():
-            if key not in COEFFICIENTS:
-                raise UserError(
-                    f"{self._origin}: {name}: unknown coefficient {key!r}; known: {', '.join(COEFFICIENTS)}"
-                )
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0.0 <= value < float("inf")
-            ):
-                raise UserError(
-                    f"{self._origin}: {name}.{key}: {value!r} is no number of 0 or more; correct it"
-                )
-        return {key: float(value) for key, value in section.items()}

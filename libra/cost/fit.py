@@ -26,6 +26,9 @@ PRIOR_WEIGHT: Final = 0.05
 MAX_LEFT_OUT: Final = 40
 """At most so many points are left out in turn (evenly chosen)."""
 
+COLLINEAR: Final = 1e-6
+"""Singular value below which columns, each scaled to 1, count as combinations of one another."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -61,8 +64,7 @@ def fit_relative(features: Floats, seconds: Floats, known_s: Floats | None = Non
     """
     if len(seconds) < features.shape[1]:
         raise UserError(f"{len(seconds)} points cannot fix {features.shape[1]} coefficients; measure more")
-    if not np.all(seconds > 0):
-        raise UserError("a step time is zero, negative or nan; leave that row out of the fit")
+    _require_times(seconds)
     known = np.zeros_like(seconds) if known_s is None else known_s
     rows = features / seconds[:, None]
     scale = rows.max(axis=0)
@@ -73,6 +75,11 @@ def fit_relative(features: Floats, seconds: Floats, known_s: Floats | None = Non
     return Fit(tuple(coefficients.tolist()), tuple(errors.tolist()))
 
 
+def _require_times(seconds: Floats) -> None:
+    if not np.all(seconds > 0):
+        raise UserError("a step time is zero, negative or nan; leave that row out of the fit")
+
+
 def fit_points(points: Points, start: ReplicaCost, chunk_tokens: int) -> PointFit:
     """Decode steps, then single prompts in chunks of `chunk_tokens`. Raises UserError for too few points."""
     decode = _fit_decode(points.decode, start)
@@ -80,19 +87,35 @@ def fit_points(points: Points, start: ReplicaCost, chunk_tokens: int) -> PointFi
     return PointFit(prefill.cost, decode.fitted + prefill.fitted, {**decode.errors, **prefill.errors})
 
 
+_DECODE: Final = ("decode_base_s", "decode_per_seq_s", "decode_per_context_token_s")
+
+
 def _fit_decode(rows: Sequence[tuple[int, float, float]], start: ReplicaCost) -> PointFit:
     """base, per sequence and per context token."""
-    batch = [row[0] for row in rows]
-    features = np.array([[1.0, start.padded(count), context] for count, context, _ in rows], dtype=np.float64)
-    seconds = np.array([row[2] for row in rows], dtype=np.float64)
-    known = np.array([start.experts_read_s(count) for count in batch], dtype=np.float64)
     if len(rows) < 4:
         raise UserError(
             f"{len(rows)} decode points cannot fix 3 coefficients and show an error; measure more"
         )
-    # At least a tenth of the time is left for them, where the analytic experts alone would take all of it.
-    known = np.minimum(known, 0.9 * seconds)
-    fit = fit_relative(features, seconds, known)
+    all_features = np.array(
+        [[1.0, start.padded(count), context] for count, context, _ in rows], dtype=np.float64
+    )
+    seconds = np.array([row[2] for row in rows], dtype=np.float64)
+    _require_times(seconds)
+    experts_s = np.array([start.experts_read_s(row[0]) for row in rows], dtype=np.float64)
+    starts = np.array([getattr(start, name) for name in _DECODE])
+
+    def solve(columns: list[int]) -> tuple[Floats, Floats, Fit]:
+        others = [column for column in range(len(_DECODE)) if column not in columns]
+        # At least a tenth of the time is left to fit, where what is known already would take all of it.
+        known = np.minimum(experts_s + all_features[:, others] @ starts[others], 0.9 * seconds)
+        features = all_features[:, columns]
+        return features, known, fit_relative(features, seconds, known)
+
+    told = _told(all_features)
+    features, known, fit = solve(told)
+    while 0.0 in fit.coefficients:  # less than nothing: noise, of which the data cannot tell it
+        told = [column for column, value in zip(told, fit.coefficients, strict=True) if value]
+        features, known, fit = solve(told)
 
     def without(index: int) -> float:
         kept = np.arange(len(seconds)) != index
@@ -101,7 +124,7 @@ def _fit_decode(rows: Sequence[tuple[int, float, float]], start: ReplicaCost) ->
             float(features[index] @ np.array(other.coefficients) + known[index]) / float(seconds[index]) - 1.0
         )
 
-    names = ("decode_base_s", "decode_per_seq_s", "decode_per_context_token_s")
+    names = tuple(_DECODE[column] for column in told)
     cost = replace(start, **dict(zip(names, fit.coefficients, strict=True)))
     errors = {
         "decode_mean": fit.mean_error,
@@ -111,6 +134,20 @@ def _fit_decode(rows: Sequence[tuple[int, float, float]], start: ReplicaCost) ->
     return PointFit(cost, names, errors)
 
 
+def _told(features: Floats) -> list[int]:
+    """Columns that are no combination of those before them: with one batch size only, the fixed part takes all that
+    it has in common with the part per sequence.
+    """
+    told: list[int] = []
+    scale = np.abs(features).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    for column in range(features.shape[1]):
+        tried = [*told, column]
+        if np.linalg.matrix_rank((features / scale)[:, tried], tol=COLLINEAR) == len(tried):
+            told = tried
+    return told
+
+
 _PREFILL: Final = ("prefill_base_s", "prefill_per_token_s", "graph_host_s", "eager_host_s")
 
 
@@ -118,6 +155,7 @@ def _fit_prefill(rows: Sequence[tuple[int, float]], start: ReplicaCost, chunk_to
     """Fixed and per-token part, and both levels of the host's floor. Attention keeps its start, which is physics."""
     if len(rows) < len(_PREFILL):
         raise UserError(f"{len(rows)} prefill points cannot fix {len(_PREFILL)} coefficients; measure more")
+    _require_times(np.array([seconds for _, seconds in rows], dtype=np.float64))
 
     def solve(kept: Sequence[tuple[int, float]]) -> ReplicaCost:
         def residuals(factors: Floats) -> Floats:

@@ -188,6 +188,15 @@ def find_model(name: str) -> Model:
     return Model(name=name, **_entry("models", name, "; or give the path of a config.json"))
 
 
+def require_tp(model: Model, tp: int) -> None:
+    """`UserError` unless `tp` GPUs can share the model's heads evenly."""
+    if tp < 1 or model.num_heads % tp != 0:
+        degrees = ", ".join(str(degree) for degree in range(1, 17) if model.num_heads % degree == 0)
+        raise UserError(
+            f"tp {tp} does not divide the {model.num_heads} attention heads of {model.name}; use one of {degrees}"
+        )
+
+
 def kv_capacity_tokens(
     gpu: Gpu,
     model: Model,
@@ -206,11 +215,7 @@ def kv_capacity_tokens(
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise UserError(f"gpu_memory_utilization {gpu_memory_utilization} must lie in (0, 1]; usual is 0.9")
-    if tp < 1 or model.num_heads % tp != 0:
-        degrees = ", ".join(str(degree) for degree in range(1, 17) if model.num_heads % degree == 0)
-        raise UserError(
-            f"tp {tp} does not divide the {model.num_heads} attention heads of {model.name}; use one of {degrees}"
-        )
+    require_tp(model, tp)
     available_gib = gpu.memory_gib * gpu_memory_utilization
     workspace = gpu.engine_workspace_gib if workspace_gib is None else workspace_gib
     needed_gib = model.weight_bytes / tp / GIB + workspace

@@ -2,9 +2,10 @@
 
 grid: kind, batch, prompt_tokens, output_tokens, value_s, aux1: `prefill` rows are the time to first token of one
 prompt on an idle engine (value_s the median, aux1 the least), `decode` rows the steady seconds per output token of
-`batch` equal requests (value_s; -1 where the batch never ran whole). mixed: kind, batch, context_tokens, param,
-value_s: `prefill_alone` as prefill (param tokens), `decode` rows with param output tokens, `mixed` rows the mean
-step time while `batch` requests decode at `context_tokens` and single prefills of `param` tokens follow one another.
+`batch` equal requests (value_s; -1 where the batch never ran whole: the row is left out). mixed: kind, batch,
+context_tokens, param, value_s: `prefill_alone` as prefill (param tokens), `decode` rows with param output tokens,
+`mixed` rows the mean step time while `batch` requests decode at `context_tokens` and single prefills of `param`
+tokens follow one another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ GRID_COLUMNS: Final = ("kind", "batch", "prompt_tokens", "output_tokens", "value
 MIXED_COLUMNS: Final = ("kind", "batch", "context_tokens", "param", "value_s")
 NOISY_SHARE: Final = 1.15
 """A prefill whose median lies further than this above its least run was disturbed: its least run counts."""
+
+UNMEASURED_S: Final = -1.0
+"""What stands for a time that was not measured: such a row is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,14 @@ def _grid(table: CsvTable) -> Points:
     kinds = table.text("kind")
     batch, prompt = table.ints("batch", minimum=1), table.ints("prompt_tokens", minimum=1)
     output = table.ints("output_tokens", minimum=1)
-    value = table.floats("value_s", required=True, minimum=-1.0)
-    least = table.floats("aux1", required=False, minimum=-1.0)
+    value = table.floats("value_s", required=True, minimum=UNMEASURED_S)
+    least = table.floats("aux1", required=False, minimum=UNMEASURED_S)
     points = Points()
     for row, kind in enumerate(kinds):
         count, tokens, seconds = int(batch[row]), int(prompt[row]), float(value[row])
-        if kind == "decode" and seconds > 0:
+        if not _is_measured(table, row, seconds):
+            continue
+        if kind == "decode":
             # Contexts grow while the tokens come: the mean is the prompt and half of them.
             points.decode.append((count, count * (tokens + float(output[row]) / 2), seconds))
         elif kind == "prefill":
@@ -72,11 +78,20 @@ def _grid(table: CsvTable) -> Points:
     return points
 
 
+def _is_measured(table: CsvTable, row: int, seconds: float) -> bool:
+    """Whether a row holds a time; UserError for what is neither a time nor `UNMEASURED_S`."""
+    if seconds > 0:
+        return True
+    if seconds == UNMEASURED_S:
+        return False
+    raise table.error(row, "value_s", f"{seconds:g} is no time; give seconds above 0, or -1 for not measured")
+
+
 def _mixed(table: CsvTable) -> Points:
     kinds = table.text("kind")
     batch, param = table.ints("batch", minimum=1), table.ints("param")
     context = table.floats("context_tokens", required=True)
-    value = table.floats("value_s", required=True, minimum=-1.0)
+    value = table.floats("value_s", required=True, minimum=UNMEASURED_S)
     points = Points()
     for row, kind in enumerate(kinds):
         count, tokens, each, seconds = (
@@ -85,7 +100,7 @@ def _mixed(table: CsvTable) -> Points:
             float(context[row]),
             float(value[row]),
         )
-        if seconds <= 0:
+        if not _is_measured(table, row, seconds):
             continue
         if kind == "decode":
             points.decode.append((count, count * (each + tokens / 2), seconds))

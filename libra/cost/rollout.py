@@ -141,11 +141,15 @@ class ReplicaCost:
 
     def prompt_s(self, prompt_tokens: int, chunk_tokens: int) -> float:
         """Time to first token of one prompt on an idle engine without a cached prefix, in chunks."""
-        total_s, before = self.admission_s, 0
+        total_s, before, head_start_s = self.admission_s, 0, 0.0
         while before < prompt_tokens:
             chunk = min(chunk_tokens, prompt_tokens - before)
             gpu_s = self.prefill_gpu_s(0, 0, chunk, chunk * (before + chunk / 2))
-            # The host launches the next chunk while the one before runs.
-            total_s += gpu_s if before else max(gpu_s, self.host_s(chunk, 1))
+            # The host launches the next chunk while the one before runs: rule E6 of `sim.engine.base`.
+            wait_s = self.host_s(chunk, 1) - head_start_s
+            step_s = max(gpu_s, wait_s)
+            if self.async_scheduling:
+                head_start_s = step_s - max(0.0, wait_s)
+            total_s += step_s
             before += chunk
         return total_s

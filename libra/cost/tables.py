@@ -90,7 +90,7 @@ def _by_method(
     for each in committed_calibrations():
         stamp = each.stamp
         if (stamp.gpu, stamp.model) == (gpu.name, model.name) and stamp.tp in capacity:
-            measured[stamp.tp] = _at(each, capacity[stamp.tp], utilization)
+            measured[stamp.tp] = _at(each, gpu, capacity[stamp.tp], utilization)
     return {
         "measured": measured,
         "table": {tp: cost for tp in capacity if (cost := _tabled(gpu, model, tp, capacity[tp])) is not None},
@@ -123,7 +123,7 @@ def _named(
                 f"{each.path}: a second calibration of tp {each.stamp.tp}; give one per TP degree"
             )
         if each.stamp.tp in capacity:
-            costs[each.stamp.tp] = _at(each, capacity[each.stamp.tp], utilization)
+            costs[each.stamp.tp] = _at(each, gpu, capacity[each.stamp.tp], utilization)
     missing = [tp for tp in wanted if tp not in costs]
     if missing and not config.allow_mixed:
         raise UserError(
@@ -137,9 +137,9 @@ def _named(
     return costs
 
 
-def _at(calibration: Calibration, capacity_tokens: int, utilization: float) -> ReplicaCost:
+def _at(calibration: Calibration, gpu: Gpu, capacity_tokens: int, utilization: float) -> ReplicaCost:
     """The cost, with the measured KV capacity where memory is used as in the measurement."""
-    if utilization == DEFAULT_UTILIZATION:
+    if (calibration.stamp.gpu, utilization) == (gpu.name, DEFAULT_UTILIZATION):
         return calibration.cost
     return replace(calibration.cost, kv_capacity_tokens=capacity_tokens)
 

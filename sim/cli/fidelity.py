@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
@@ -103,6 +104,8 @@ def validate_verb(args: argparse.Namespace) -> int:
 def _validate_run(args: argparse.Namespace) -> int:
     from sim.validate import validate as validate_run
 
+    if args.plot is not None:
+        raise UserError("--plot belongs to a trace; a RUN takes --json and --out")
     calibrations = [load_calibration(path) for path in args.calibration or []]
     found = validate_run(args.run, args.fit, args.out, provenance(), calibrations)
     rows = [["figure", "unit", "real", "simulated", "error %"]]
@@ -222,4 +225,6 @@ def _write(path: Path, content: str | bytes) -> None:
         partial.write_bytes(content if isinstance(content, bytes) else content.encode())
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise UserError(f"{path}: cannot be written ({error.strerror}); check the folder") from None

@@ -9,7 +9,6 @@ from simpy.events import Event
 
 from sim.clock import STEP
 from sim.engine.admission import Admission
-from sim.engine.base import QueueOrder
 from sim.engine.holds import BUSY
 from sim.engine.segment import steps_within
 
@@ -30,23 +29,13 @@ class Flight(Admission):
 
     def _arrived(self, seq: Any) -> None:
         """Cut the segment if the next boundary could admit `seq`: what blocks the head goes on blocking it."""
-        if self._steps > 1 and self._waiting[0] is seq:
-            spec = self._spec
-            batch = self._num_decoding
-            if batch < spec.max_num_seqs and batch < spec.max_num_batched_tokens:
-                self._need_boundary()
+        if self._steps > 1 and self._waiting[0] is seq and self._has_room():
+            self._need_boundary()
 
     def _arrived_unseen(self, seq: Any) -> None:
         """Cut the segment at the boundary that may admit `seq`, unless others come first."""
         if self._steps > 1 and self._arriving[0] is seq and self._arrival_matters():
             self._cut(max(self._steps_until_seen(self._since), self._ended_steps() + 1))
-
-    def _arrival_matters(self) -> bool:
-        """Whether an arrival could be admitted before the batch changes."""
-        spec = self._spec
-        if self._waiting and spec.queue_order is QueueOrder.FCFS:
-            return False
-        return self._num_decoding < min(spec.max_num_seqs, spec.max_num_batched_tokens)
 
     def _steps_until_seen(self, begin_t: int) -> int:
         """Steps of the segment that began at `begin_t` up to the boundary at which the first arrival is visible."""

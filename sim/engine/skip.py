@@ -41,18 +41,15 @@ class SkipEngine(Flight):
     def _complete(self) -> list[Request]:
         steps = self._steps
         if steps > 1:
-            growth = self._growth_after(steps - 1)
-            if growth:
-                self._pool.take(growth)
+            self._pool.take(self._growth_after(steps - 1))
         self._advance(steps)
         last = self._alpha - self._beta
         self._step_began_t = self._since - last
         if not self._prefilling:
             self._head_start = last
         finished: list[Request] = []
-        iteration = self._iteration
         finishes = self._finishes
-        while finishes and finishes[0][0] <= iteration:
+        while finishes and finishes[0][0] <= self._iteration:
             finish, admit_no, seq = heappop(finishes)
             if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
                 self._leave(seq)
@@ -195,19 +192,12 @@ class SkipEngine(Flight):
 
     def _segment_steps(self, batch: int) -> int:
         """Steps until a sequence finishes or blocks lack."""
-        finishes = self._finishes
-        iteration = self._iteration
-        while True:
-            finish, admit_no, seq = finishes[0]
-            if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
-                break
-            heappop(finishes)
-        steps = finish - iteration
+        steps = self._next_finish() - self._iteration
         block_size = self._block_size
         available = self._pool.free + self._pool.evictable
         if available >= batch * (steps // block_size + 1):
             return steps
-        return steps_until_blocks_lack(self._growth, iteration, batch, available, steps)
+        return steps_until_blocks_lack(self._growth, self._iteration, batch, available, steps)
 
     # End of life, and what tests look at.
 
