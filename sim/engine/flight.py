@@ -29,7 +29,7 @@ class Flight(Admission):
 
     def _arrived(self, seq: Any) -> None:
         """Cut the segment if the next boundary could admit `seq`: what blocks the head goes on blocking it."""
-        if self._steps > 1 and self._waiting[0] is seq and self._has_room():
+        if self._steps > 1 and self._waiting[0] is seq and self._num_decoding < self._most_decoding:
             self._need_boundary()
 
     def _arrived_unseen(self, seq: Any) -> None:
@@ -101,10 +101,3 @@ class Flight(Admission):
                 growth = self._growth_after(steps)
                 self._advance(steps)
                 self._pool.take(growth)
-
-    def _growth_after(self, steps: int) -> int:
-        """Blocks that iterations _iteration + 1 .. _iteration + steps take; that of _iteration is counted."""
-        block_size = self._block_size
-        cycles, rest = divmod(steps, block_size)
-        first = (self._iteration + 1) % block_size
-        return self._num_decoding * cycles + sum(self._growth[first : first + rest])

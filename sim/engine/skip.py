@@ -192,7 +192,13 @@ class SkipEngine(Flight):
 
     def _segment_steps(self, batch: int) -> int:
         """Steps until a sequence finishes or blocks lack."""
-        steps = self._next_finish() - self._iteration
+        finishes = self._finishes
+        while True:
+            finish, admit_no, seq = finishes[0]
+            if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
+                break
+            heappop(finishes)
+        steps = finish - self._iteration
         block_size = self._block_size
         available = self._pool.free + self._pool.evictable
         if available >= batch * (steps // block_size + 1):
