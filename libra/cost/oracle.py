@@ -144,9 +144,9 @@ def to_yaml(entries: Sequence[TableEntry]) -> str:
 
 
 def _fields(entry: TableEntry) -> dict[str, Any]:
-    return {
-        each.name: getattr(entry, each.name) for each in fields(entry) if getattr(entry, each.name) != 0.0
-    }
+    """A dense model has no experts to speak of; every other figure is given, also where it was fitted to 0."""
+    known = {each.name: getattr(entry, each.name) for each in fields(entry)}
+    return known if entry.experts_s else {name: known[name] for name in known if name != "experts_s"}
 
 
 def _rounded(seconds: float) -> float:

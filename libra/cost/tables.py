@@ -74,7 +74,8 @@ def rollout_costs(
         return _named(named, the_gpu, the_model, wanted, capacity, gpu_memory_utilization, config)
     found = _by_method(the_gpu, the_model, capacity, gpu_memory_utilization)
     if gpu == "CPU" and not set(wanted) <= set(found["table"]):
-        have = ", ".join(map(str, sorted(found["table"]))) or "none"
+        degrees = [tp for name, priced, tp in _entries() if (name, priced) == (gpu, the_model.name)]
+        have = ", ".join(map(str, sorted(degrees))) or "none"
         raise UserError(
             f"no cost coefficients for {model} on {gpu} at tp {wanted[-1]}; tp degrees with data: {have}"
         )

@@ -81,16 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="where to write (default: into the directory)")
     report.set_defaults(verb=inspect.report)
 
-    replay = verbs.add_parser(
-        "replay", help="feed a run's events to a fresh controller; actions must be equal"
-    )
-    replay.add_argument(
-        "directory",
-        type=Path,
-        nargs="+",
-        help="run directories, sweeps (all their cells), or real runs (all their attempts)",
-    )
-    replay.set_defaults(verb=inspect.replay)
+    _add_replay(verbs)
 
     compare = verbs.add_parser("compare", help="figures of two runs side by side")
     compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
@@ -115,6 +106,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     listing.set_defaults(verb=inspect.listing)
     return parser
+
+
+def _add_replay(verbs: Any) -> None:
+    replay = verbs.add_parser(
+        "replay", help="feed a run's events to a fresh controller; actions must be equal"
+    )
+    replay.add_argument(
+        "directory",
+        type=Path,
+        nargs="+",
+        help="run directories, sweeps (all their cells), or real runs (all their attempts)",
+    )
+    replay.set_defaults(verb=inspect.replay)
 
 
 def _add_calibrate(verbs: Any) -> None:

@@ -346,7 +346,8 @@ def test_more_gpus_compute_faster_and_talk_no_less(gpu, model, layout, num_token
     assert two.compute_s < one.compute_s
     if degree == "tp":
         assert two.tp_comm_s > one.tp_comm_s
-    if degree == "cp":
+    # Where PCIe is slower than the network, a ring that leaves the node is the faster one.
+    if degree == "cp" and gpu.nvlink_bytes_per_s:
         assert two.cp_comm_s > one.cp_comm_s
 
 

@@ -228,3 +228,173 @@ def test_e6_mixed_step_counts_decodes_attention_and_floor(bench: Any) -> None:
     bench.run()
     assert first.first_token_t == 120  # 50 + 2 * 4 + 4 * 4 = 74 is below the floor
     assert second.end_t == 120 + 50 + 3 * 1 + 5 + 2 * 8 + 8 * 8
+
+
+def hosted(
+    graph: int, eager: int | None = None, capture: int = 0, lag: bool = True, **settings: int
+) -> CostTable:
+    """The plain cost with a host that takes `graph` ticks to launch a step of up to `capture` tokens with prefill."""
+    return CostTable(
+        [100] * 9, [1] * 9, 0, 50, 2, 0, graph, 0, lag, eager=eager, capture_tokens=capture, **settings
+    )
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_e6_at_rest_a_short_prefill_takes_as_long_as_the_host(bench: Any, lag: bool) -> None:
+    engine = bench.engine(hosted(300, lag=lag))
+    request = bench.submit(0, 1, prompt=5, output=2)
+    bench.run()
+    assert request.first_token_t == 300  # 60 on the GPU
+    assert request.end_t == 300 + 106  # a decode step is one graph
+    assert engine.counters.busy_t == 406
+
+
+def test_e6_a_prefill_longer_than_the_host_takes_its_own_time(bench: Any) -> None:
+    bench.engine(hosted(60))
+    request = bench.submit(0, 1, prompt=6, output=1)
+    bench.run()
+    assert request.end_t == 50 + 12
+
+
+@pytest.mark.parametrize(
+    ("host", "lag", "ended"),
+    [
+        (106, True, 406 + 67),  # launched while the decode step before it ran: its own time on the GPU
+        (173, True, 406 + 67),  # 106 + 67: done at the very end of it
+        (174, True, 406 + 68),  # one tick too slow
+        (300, True, 406 + 194),  # the host began at 300, with the decode step
+        (174, False, 406 + 174),  # no head start
+        (60, False, 406 + 67),
+    ],
+)
+def test_e6_a_decode_step_before_it_hides_the_host(bench: Any, host: int, lag: bool, ended: int) -> None:
+    """The first request decodes from 300 on, for 106 ticks; the second's prefill begins at 406 beside it."""
+    cost = hosted(300, eager=host, capture=5, lag=lag)
+    bench.engine(cost)
+    bench.submit(0, 1, prompt=5, output=9)
+    second = bench.submit(300 if lag else 350, 2, prompt=5, output=1)
+    bench.run()
+    # Beside a decode of 7 tokens: 50 + 7 + 10 = 67 on the GPU, 6 tokens in the step.
+    assert (second.started_t, second.first_token_t) == (406, ended)
+
+
+def test_e6_the_head_start_is_the_last_decode_step_of_many(bench: Any) -> None:
+    """Five decode steps, of 106 to 110 ticks, in one segment: the host had only the last one's time."""
+    bench.engine(hosted(300))
+    bench.submit(0, 1, prompt=5, output=20)
+    began = 300 + 106 + 107 + 108 + 109  # of the fifth
+    second = bench.submit(began, 2, prompt=5, output=1)
+    bench.run()
+    assert second.started_t == began + 110
+    assert second.end_t == second.started_t + (300 - 110)
+
+
+def test_e6_two_prefills_in_a_row_share_one_host(bench: Any) -> None:
+    """Chunks of 8 and 8 tokens, 66 ticks each on the GPU: the host launches one after the other, 100 ticks each."""
+    bench.engine(hosted(100), max_num_seqs=8, max_num_batched_tokens=8)
+    request = bench.submit(0, 1, prompt=16, output=1)
+    bench.run()
+    assert request.end_t == 100 + 100
+
+
+def test_e6_what_the_gpu_takes_longer_the_host_has_for_the_next(bench: Any) -> None:
+    """A chunk of 40 (130 ticks), then one of 5 (60 ticks): the host is done with the first at 100, and with the
+    second at 200, which is 10 ticks past what the GPU would need.
+    """
+    bench.engine(hosted(100), max_num_batched_tokens=40)
+    request = bench.submit(0, 1, prompt=45, output=1)
+    bench.run()
+    assert request.end_t == 130 + 70
+
+
+@pytest.mark.parametrize(("lag", "ended"), [(True, 130 + 130 + 60), (False, 130 + 130 + 100)])
+def test_e6_the_host_never_gets_further_ahead_than_one_step(bench: Any, lag: bool, ended: int) -> None:
+    """Chunks of 40, 40 and 5: at 130 the host has had 30 ticks of the second's 100, at 260 60 of the third's, and
+    is done with that before its 60 ticks on the GPU are over. Without lag it begins at 260.
+    """
+    bench.engine(hosted(100, lag=lag), max_num_batched_tokens=40)
+    request = bench.submit(0, 1, prompt=85, output=1)
+    bench.run()
+    assert request.end_t == ended
+
+
+def test_e6_a_host_that_is_early_begins_the_next_with_the_step_and_not_before(bench: Any) -> None:
+    """The host needs 20 ticks, and has the decode step of 106 for the first chunk: done before that one starts, it
+    begins with the second chunk when the first does, not earlier. No step waits for it.
+    """
+    bench.engine(hosted(20), max_num_batched_tokens=40)
+    bench.submit(0, 1, prompt=5, output=30)
+    second = bench.submit(60, 2, prompt=78, output=1)
+    bench.run()
+    # Beside a decode: 39 tokens a chunk. Contexts 7 and 8.
+    assert second.started_t == 60 + 106
+    assert second.end_t == 166 + (50 + 7 + 78) + (50 + 8 + 78)
+
+
+def test_e6_rest_ends_the_head_start(bench: Any) -> None:
+    bench.engine(hosted(300))
+    bench.submit(0, 1, prompt=5, output=3)  # ends at 513 after a decode step
+    second = bench.submit(1000, 2, prompt=5, output=1)
+    bench.run()
+    assert second.end_t == 1300
+
+
+def test_e6_a_pause_ends_the_head_start(bench: Any) -> None:
+    engine = bench.engine(hosted(300))
+    bench.submit(0, 1, prompt=5, output=9)
+    second = bench.submit(310, 2, prompt=5, output=1)
+    bench.at(310, engine.pause)
+    bench.at(1000, engine.resume)
+    bench.run()
+    assert (second.started_t, second.end_t) == (1000, 1300)
+
+
+@pytest.mark.parametrize(("prompt", "ended"), [(9, 300), (10, 300), (11, 700)])
+def test_e6_the_host_has_two_levels_by_the_tokens_of_the_step(bench: Any, prompt: int, ended: int) -> None:
+    bench.engine(hosted(300, eager=700, capture=10))
+    request = bench.submit(0, 1, prompt=prompt, output=1)
+    bench.run()
+    assert request.end_t == ended
+
+
+@pytest.mark.parametrize(("prompt", "host"), [(9, 300), (10, 700)])
+def test_e6_decodes_count_among_the_tokens_of_the_step(bench: Any, prompt: int, host: int) -> None:
+    bench.engine(hosted(300, eager=700, capture=10, lag=False))
+    bench.submit(0, 1, prompt=5, output=9)
+    second = bench.submit(350, 2, prompt=prompt, output=1)
+    bench.run()
+    assert second.end_t == 406 + host
+
+
+def test_e6_the_host_takes_more_for_every_sequence_in_the_step(bench: Any) -> None:
+    bench.engine(hosted(300, lag=False, host_seq=10))
+    first = bench.submit(0, 1, prompt=5, output=9)
+    pair = [bench.submit(350, number, prompt=5, output=1) for number in (2, 3)]
+    bench.run()
+    assert first.first_token_t == 310
+    assert [request.end_t for request in pair] == [416 + 330, 416 + 330]  # two prefills beside one decode
+
+
+@pytest.mark.parametrize(("prompt", "gpu"), [(5, 200), (75, 200), (76, 202)])
+def test_e6_a_step_with_prefill_reads_all_weights_at_least(bench: Any, prompt: int, gpu: int) -> None:
+    bench.engine(hosted(1, least=200))
+    request = bench.submit(0, 1, prompt=prompt, output=1)
+    bench.run()
+    assert request.end_t == gpu
+
+
+def test_e6_contexts_come_on_top_of_the_least(bench: Any) -> None:
+    bench.engine(hosted(1, least=200, lag=False))
+    bench.submit(0, 1, prompt=5, output=9)  # to 200, then a decode step to 306
+    second = bench.submit(250, 2, prompt=5, output=1)
+    bench.run()
+    assert second.end_t == 306 + 200 + 7
+
+
+def test_e6_a_slower_table_from_the_next_step_on(bench: Any) -> None:
+    engine = bench.engine(hosted(300))
+    bench.submit(0, 1, prompt=5, output=2)
+    bench.at(320, lambda: engine.set_cost(hosted(3000)))
+    second = bench.submit(1000, 2, prompt=5, output=1)
+    bench.run()
+    assert second.end_t == 4000
