@@ -206,6 +206,11 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY.PATH=VALUE", dest="sets", help="override a value"
     )
     parser.add_argument(
+        "--allow-mixed",
+        action="store_true",
+        help="let replicas be priced by different sources, and say which (cost.rollout.allow_mixed)",
+    )
+    parser.add_argument(
         "--show-config", action="store_true", help="print every value and where it came from, then stop"
     )
 
