@@ -70,6 +70,7 @@ def scaled(cost: CostTable, factor: int) -> CostTable:
         least=factor * cost.least,
         host_seq=factor * cost.host_seq,
         admission_seq=factor * cost.admission_seq,
+        decode_host=[factor * ticks for ticks in cost.decode_host],
     )
 
 

@@ -30,6 +30,13 @@ class Script:
     faults: list[tuple[int, str, int, int, int]]  # (tick, what, engine, argument, duration)
 
 
+def draw_decode_host(rng: np.random.Generator, max_num_seqs: int, most: int) -> list[int] | None:
+    """None for half of the engines, else a least time that some contexts exceed and some do not."""
+    if rng.random() < 0.5:
+        return None
+    return [int(rng.integers(0, most)) for _ in range(max_num_seqs + 1)]
+
+
 def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTable:
     """Realistic picoseconds, or integers so small that ticks collide."""
     batches = range(max_num_seqs + 1)
@@ -53,6 +60,7 @@ def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTa
             least=int(rng.integers(0, 6)),
             host_seq=int(rng.integers(0, 3)),
             admission_seq=int(rng.integers(0, 3)) if late else 0,
+            decode_host=draw_decode_host(rng, max_num_seqs, 150),
         )
     return CostTable(
         [int(9e9 + 13e7 * batch + 5e8 * (batch // 8)) for batch in batches],
@@ -69,6 +77,7 @@ def draw_cost(rng: np.random.Generator, max_num_seqs: int, tiny: bool) -> CostTa
         least=9 * 10**9,
         host_seq=10**8,
         admission_seq=10**9 if late else 0,
+        decode_host=draw_decode_host(rng, max_num_seqs, 2 * 10**10),
     )
 
 

@@ -84,8 +84,8 @@ class RealWorld:
         self.driver = ExecutorDriver(self.controller, self.clock, self._record, self._on_step)
         self._giving_up = GivingUp(max(64, 4 * experiment.batch_size))
         self.status = Status(self.controller.view, experiment.total_steps)
-        self.environment = plan.environment.make()
-        rules = self.environment.turn_rules
+        environment = plan.environment
+        rules = environment.turn_rules
         self.store = EpisodeStore(
             config.sampling.bounded(rules.max_tokens),
             max_model_len=experiment.heterogeneous_rollout.max_model_len,
@@ -93,7 +93,7 @@ class RealWorld:
             stop_token_ids=tokens.stop_token_ids,
         )
         self.port = RealEnvironment(
-            self.environment,
+            environment,
             tokens,
             self.store,
             folder.progress,
@@ -180,9 +180,10 @@ class RealWorld:
 
     def _ports(self) -> Ports:
         plan, experiment = self._plan, self._plan.resolved.experiment
-        order = TaskOrder(len(self.environment.tasks), experiment.seed, plan.workload.max_prompts or None)
+        tasks = plan.environment.tasks
+        order = TaskOrder(len(tasks), experiment.seed, plan.workload.max_prompts or None)
         source = TaskSource(
-            self.environment.tasks,
+            tasks,
             order,
             experiment.n_samples,
             self.store,

@@ -12,13 +12,15 @@ from typing import Final
 from executor.config import ExecutorConfig
 from executor.engines.command import Device, Installed, check_engines, find_vllm
 from executor.engines.launch import ReplicaPlan
-from executor.environments.registry import EnvironmentEntry, find_environment
+from executor.environments.base import Environment
+from executor.environments.registry import find_environment
 from executor.episodes import SamplingConfig
 from executor.trainer.shape import ModelShape, read_shape
 from executor.trainer.spec import MemoryEstimate, TrainerConfig, check_trainer, estimate_memory
 from libra.config.document import Document
 from libra.config.resolve import Resolved, resolve
 from libra.core.ids import NodeId, ReplicaId
+from libra.cost.train_choice import TrainerLayoutConfig
 from libra.errors import UserError
 from libra.workloads.environment import EnvironmentWorkload
 
@@ -28,12 +30,17 @@ TOKENIZER_FILES: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """See the module. trainer: with train_dp_size filled in. installed: None for engines started by others."""
+    """See the module.
+
+    environment: the one that the run plays; `environment_kind` names it as the experiment does. trainer: with
+    train_dp_size filled in. installed: None for engines started by others.
+    """
 
     resolved: Resolved
     config: ExecutorConfig
     workload: EnvironmentWorkload
-    environment: EnvironmentEntry
+    environment: Environment
+    environment_kind: str
     model_path: Path
     shape: ModelShape
     trainer: TrainerConfig
@@ -89,15 +96,16 @@ def make_plan(resolved: Resolved) -> RunPlan:
     _check_tokenizer(model_path)
     rollout = experiment.heterogeneous_rollout
     longest = rollout.max_model_len
+    own = _with_shared_sizes(config.trainer, experiment.trainer)
     check_trainer(
-        config.trainer,
+        own,
         experiment.train_gpus,
         shape,
         num_trajectories=experiment.batch_size,
         group_size=experiment.n_samples,
         max_length_tokens=longest,
     )
-    trainer = config.trainer.with_dp(experiment.train_gpus)
+    trainer = own.with_dp(experiment.train_gpus)
     trainer = dataclasses.replace(trainer, seed=experiment.seed)
     for tp in sorted(set(rollout.tp_list())):
         if shape.num_kv_heads % tp and tp % shape.num_kv_heads:
@@ -109,12 +117,12 @@ def make_plan(resolved: Resolved) -> RunPlan:
     if installed is not None:
         check_engines(config.engines, rollout.engine, installed.device)
     environment = find_environment(workload.environment, resolved.document)
-    environment.make()  # whatever its own code refuses
     return RunPlan(
         resolved=resolved,
         config=config,
         workload=workload,
-        environment=environment,
+        environment=environment.make(),
+        environment_kind=environment.kind,
         model_path=model_path,
         shape=shape,
         trainer=trainer,
@@ -122,6 +130,21 @@ def make_plan(resolved: Resolved) -> RunPlan:
         replicas=_replicas(rollout.tp_list(), experiment.train_gpus, installed),
         installed=installed,
     )
+
+
+def _with_shared_sizes(own: TrainerConfig, shared: TrainerLayoutConfig) -> TrainerConfig:
+    """The experiment's `trainer` section is for both worlds: sizes that it gives need not stand here as well."""
+    for name, what in (("train_cp_size", "context"), ("train_ep_size", "expert")):
+        if getattr(shared, name) > 1:
+            raise UserError(f"trainer.{name}: the executor's trainer has no {what} parallelism; set 1")
+    unset = TrainerConfig()
+    for name in ("train_tp_size", "train_pp_size", "train_dp_size"):
+        wanted, given = getattr(shared, name), getattr(own, name)
+        if wanted and given not in (wanted, getattr(unset, name)):
+            raise UserError(f"executor.trainer.{name}: {given}, but trainer.{name} is {wanted}; give it once")
+        if wanted:
+            own = dataclasses.replace(own, **{name: wanted})
+    return own
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:

@@ -64,7 +64,7 @@ def check_prompts(plan: RunPlan, tokens: ChatTokens | None) -> None:
     """Raises UserError where a task's first prompt leaves no room for one generated token."""
     if tokens is None:
         return
-    experiment, environment = plan.resolved.experiment, plan.environment.make()
+    experiment, environment = plan.resolved.experiment, plan.environment
     longest_tokens, prompt_id = 0, 0
     for i, task in enumerate(itertools.islice(environment.tasks, NUM_PROMPTS_LOOKED_AT)):
         episode = environment.reset(task, stream(experiment.seed, "environment.episode", i))
@@ -75,7 +75,7 @@ def check_prompts(plan: RunPlan, tokens: ChatTokens | None) -> None:
     if longest_tokens + 1 > bound_tokens:
         raise UserError(
             f"heterogeneous_rollout.max_model_len: {bound_tokens} leaves no room for an answer to task {prompt_id} "
-            f"of {plan.environment.kind}, whose prompt has {longest_tokens} tokens; set at least {longest_tokens + 1}"
+            f"of {plan.environment_kind}, whose prompt has {longest_tokens} tokens; set at least {longest_tokens + 1}"
         )
 
 

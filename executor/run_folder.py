@@ -11,20 +11,20 @@ Guarantees that one driver uses a folder at a time, that a run is continued only
 (`executor.identity`), and that nothing in a folder is touched which this program has not put there.
 """
 
-import fcntl
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from executor.checkpoints import Checkpoints, read_progress, version_reached
 from executor.identity import first_difference, identity
 from executor.progress import Progress
 from libra.core.ids import EndReason
 from libra.errors import UserError
+from libra.locks import HeldLock, take_lock
 from libra.record.manifest import config_sha256
 
 RUN_FILE = "run.json"
@@ -38,7 +38,7 @@ _FILES = ("steps.jsonl", "steps.partial", "report.html", "timeline.json")
 class RunFolder:
     """Make it with `open`. `progress`: where the run goes on; `checkpoint`: the folder it goes on from, if any."""
 
-    def __init__(self, root: Path, lock: IO[str]) -> None:
+    def __init__(self, root: Path, lock: HeldLock) -> None:
         self.root = root
         self.logs = root / "logs"
         self.weights = root / "weights"
@@ -59,16 +59,11 @@ class RunFolder:
         try:
             _refuse_foreign(root)  # before anything is written there
             root.mkdir(parents=True, exist_ok=True)
-            lock = (root / LOCK_FILE).open("a+")
+            lock = take_lock(root / LOCK_FILE)
         except OSError as error:
             raise UserError(f"{root}: cannot be made ({error.strerror}); give a writable --out") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise UserError(
-                f"{root}: another executor is at work there; wait for it, or give another --out"
-            ) from None
+        if lock is None:
+            raise UserError(f"{root}: another executor is at work there; wait for it, or give another --out")
         folder = cls(root, lock)
         try:
             known = _refuse_foreign(root)
@@ -164,7 +159,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Let others use it."""
-        self._lock.close()
+        self._lock.let_go()
 
 
 def _refuse_foreign(root: Path) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from libra.cost.calibration import COEFFICIENTS, Calibration, EngineSettings, St
 from libra.cost.fit import fit_points
 from libra.cost.hardware import Model, find_gpu, find_model, kv_capacity_tokens, require_tp
 from libra.cost.points import Points, kind_of, read_points
-from libra.cost.rollout import ReplicaCost
+from libra.cost.rollout import ReplicaCost, captured_tokens
 from libra.errors import UserError
 from libra.record.manifest import file_sha256
 from libra.workloads.csv_table import read_csv
@@ -204,7 +204,7 @@ def _settings(target: Target, measured_tokens: int) -> EngineSettings:
         block_size=target.block_size,
         kv_capacity_tokens=capacity,
         max_model_len=target.max_model_len,
-        capture_tokens=target.capture_tokens or min(2 * target.max_num_seqs, 512),  # vLLM's default
+        capture_tokens=target.capture_tokens or captured_tokens(target.max_num_seqs),
         async_scheduling=target.async_scheduling,
     )
 

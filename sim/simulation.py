@@ -11,9 +11,10 @@ from pathlib import Path
 from libra.config.resolve import Resolved
 from libra.config.schema import ExperimentConfig
 from libra.core.ids import EndReason, NodeId, ReplicaId
-from libra.cost.hardware import find_gpu, find_model
+from libra.cost.hardware import Gpu, Model, find_gpu, find_model
 from libra.cost.sync import SyncCost
 from libra.cost.train import TrainCost
+from libra.cost.transitions import TransitionCost
 from libra.errors import UserError
 from libra.record.manifest import HostInfo, RunInfo, package_versions
 from libra.record.replica_lives import ReplicaUsage
@@ -78,18 +79,13 @@ def build_world(resolved: Resolved) -> World:
     """Everything that the driver needs to know of the simulated cluster. Raises UserError."""
     experiment = resolved.experiment
     gpu, model = find_gpu(experiment.hardware_config), find_model(experiment.model_arch_config)
-    sync = SyncCost(gpu, model, experiment.cost.sync)
-    train = TrainCost(gpu, model, experiment.cost.train)
+    sync = SyncCost(gpu, model, experiment.cost.sync, experiment.cluster.gpus_per_node)
     config: SimConfig = resolved.private["sim"]
     _check_stragglers(resolved, config)
 
-    def train_step_s(num_tokens: int, num_trajectories: int) -> float:
-        mean = num_tokens / num_trajectories if num_trajectories else 0.0
-        return train.step_s(num_tokens, experiment.train_gpus, mean)
-
     return World(
         replicas=_replica_plans(experiment, config, sync),
-        train_step_s=train_step_s,
+        train_step_s=_train_step_s(experiment, gpu, model),
         publish_s=sync.publish_s(experiment.train_gpus) if experiment.training else 0.0,
         workload=open_workload(
             experiment.workload,
@@ -99,6 +95,21 @@ def build_world(resolved: Resolved) -> World:
         ),
         seed=experiment.seed,
     )
+
+
+def _train_step_s(experiment: ExperimentConfig, gpu: Gpu, model: Model) -> Callable[[int, int], float]:
+    """Seconds of a train step from its tokens and trajectories; none is ever asked for without a trainer."""
+    if not experiment.training:
+        return lambda num_tokens, num_trajectories: 0.0
+    train = TrainCost(
+        gpu, model, experiment.train_layout(), experiment.cost.train, experiment.cluster.gpus_per_node
+    )
+
+    def step_s(num_tokens: int, num_trajectories: int) -> float:
+        mean = num_tokens / num_trajectories if num_trajectories else 0.0
+        return train.step_s(num_tokens, mean)
+
+    return step_s
 
 
 def _check_stragglers(resolved: Resolved, config: SimConfig) -> None:
@@ -136,6 +147,7 @@ def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCo
             CostTable.from_cost(cost, engine.max_num_seqs),
             CostTable.from_cost(cost, engine.max_num_seqs, slowdown),
         )
+    transition = TransitionCost(sync, experiment.cost.transition)
     nodes = _place(rollout.tp_list(), experiment.cluster.gpus_per_node)
     return [
         ReplicaPlan(
@@ -144,7 +156,7 @@ def _replica_plans(experiment: ExperimentConfig, config: SimConfig, sync: SyncCo
             NodeId(nodes[i]),
             *made[tp],
             load_t=to_ticks(sync.load_s(tp)),
-            start_t=to_ticks(sync.start_s(tp, warm=True)),
+            start_t=to_ticks(transition.start_s(tp, warm=True)),
         )
         for i, tp in enumerate(rollout.tp_list())
     ]

@@ -28,7 +28,7 @@ def _layout(plan: RunPlan, ports: list[int]) -> list[str]:
     lines = [
         f"experiment   {experiment.name} (configuration {plan.resolved.config_hash()[:12]})",
         f"model        {plan.model_path}: {plan.shape.num_params:,} parameters",
-        f"task         {plan.environment.kind}; {experiment.batch_size // experiment.n_samples} prompts x "
+        f"task         {plan.environment_kind}; {experiment.batch_size // experiment.n_samples} prompts x "
         f"{experiment.n_samples} samples a step, {experiment.total_steps} steps",
         f"trainer      TP {trainer.train_tp_size} x PP {trainer.train_pp_size} x DP {trainer.train_dp_size}, "
         f"{trainer.dtype}, micro-batch {trainer.micro_batch_size}, lr {trainer.optimizer.lr:g}",

@@ -166,10 +166,10 @@ def engine_command(
     if spec.transfer is Transfer.DIRECT:
         backend = "nccl" if device is Device.CUDA else "libra_gloo"
         argv += ["--weight-transfer-config", json.dumps({"backend": backend})]
-    if device is Device.CPU:
+    if device is Device.CPU or engine.enforce_eager:
         argv += ["--enforce-eager"]
-        if spec.transfer is Transfer.DIRECT:
-            argv += ["--worker-extension-cls", _EXTENSION]
+    if device is Device.CPU and spec.transfer is Transfer.DIRECT:
+        argv += ["--worker-extension-cls", _EXTENSION]
     argv += config.extra_args
     return EngineCommand(tuple(argv), _env(device, config, spec))
 

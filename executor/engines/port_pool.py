@@ -1,17 +1,17 @@
 """Ports for servers on this machine, each given out once and only where it is free.
 
 Guarantees: a port that was given out can be bound, is given to nobody else by this pool, and to no other run of
-the same user (a lock file per port, which the kernel lets go when its process ends): an engine listens only long
+the same user (a lock file per port, `libra.locks`): an engine listens only long
 after it was given its port.
 """
 
-import fcntl
 import os
 import socket
 import tempfile
 from pathlib import Path
 
 from libra.errors import UserError
+from libra.locks import HeldLock, take_lock
 
 _MEND = "give `18100-18199`, or ports with commas"
 
@@ -41,7 +41,7 @@ class PortPool:
         self._text = ports
         self._host = host
         self._ports = parse_ports(ports)
-        self._locks: dict[int, int] = {}  # port -> file descriptor of its lock
+        self._locks: dict[int, HeldLock] = {}  # by port
         self._folder = lock_folder or Path(tempfile.gettempdir()) / f"libra-ports-{os.getuid()}"
 
     def take(self) -> int:
@@ -68,7 +68,7 @@ class PortPool:
         """The server on it is gone. Harmless where it was not taken."""
         lock = self._locks.pop(port, None)
         if lock is not None:
-            os.close(lock)
+            lock.let_go()
 
     def close(self) -> None:
         """Give all back."""
@@ -81,14 +81,11 @@ class PortPool:
 
     def _lock(self, port: int) -> bool:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self._folder / f"{port}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
+        lock = take_lock(self._folder / f"{port}.lock", 0o600)
+        if lock is None:
             return False
         if not can_bind(self._host, port):
-            os.close(lock)
+            lock.let_go()
             return False
         self._locks[port] = lock
         return True

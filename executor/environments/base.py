@@ -1,7 +1,8 @@
 """What an environment is: tasks, and for each trajectory an episode that answers its turns.
 
-1. An environment is made once a run, from its own frozen config. It knows its tasks, and of each trajectory that is
-   played it keeps nothing: that is the `EnvironmentEpisode`, made by `reset`.
+1. An environment is made once, from its own frozen config, before anything is started: outside the event loop. It
+   knows its tasks, and of each trajectory that is played it keeps nothing: that is the `EnvironmentEpisode`, made by
+   `reset`. Before the run, episodes are made for a look at their first prompts.
 2. `step` decides at once, from what the model has written, whether a tool is called or the episode is over; it
    neither waits nor blocks. What takes time (the tool, a reward that must be computed) is in what it returns.
 3. An episode sees texts and token ids, no tokenizer: `executor.environments.chat` makes tokens of observations.

@@ -15,6 +15,9 @@ from libra.cost.rollout import ReplicaCost
 from libra.cost.sync import SyncCostConfig
 from libra.cost.tables import RolloutCostConfig, rollout_costs
 from libra.cost.train import TrainCostConfig
+from libra.cost.train_choice import TrainerLayoutConfig, TrainerPool, choose_layout
+from libra.cost.train_layout import TrainLayout
+from libra.cost.transitions import TransitionCostConfig
 from libra.errors import UserError
 from libra.workloads.opening import WorkloadConfig
 
@@ -62,7 +65,7 @@ class EngineConfig:
     """Scheduler settings of the serving engines, with the names and defaults of vLLM.
 
     scheduling_policy: `priority` serves the turns of lowest `SubmitTurn.priority` first. No built-in router sets one,
-    so it takes a router of your own.
+    so it takes a router of your own. enforce_eager: no CUDA graphs; every step is launched kernel by kernel.
     """
 
     max_num_seqs: int = 256
@@ -72,6 +75,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_watermark_fraction: float = 0.0
     keep_prefix_cache_on_load: bool = False
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens", "block_size")
@@ -123,11 +127,12 @@ class PoliciesConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
-    """What engine steps, training, publication, loading and starting take."""
+    """What engine steps, training, publication and loading, and changes of the cluster take."""
 
     rollout: RolloutCostConfig = field(default_factory=RolloutCostConfig)
     train: TrainCostConfig = field(default_factory=TrainCostConfig)
     sync: SyncCostConfig = field(default_factory=SyncCostConfig)
+    transition: TransitionCostConfig = field(default_factory=TransitionCostConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +141,10 @@ class ExperimentConfig:
 
     hardware_config, model_arch_config: names in the catalogue (`libra/cost/catalogue`); a model may also be the path
     of a Hugging Face `config.json`, or of a folder with one, relative to the experiment file.
-    train_gpus: the training pool; 0 = rollout only, nothing is trained. batch_size: trajectories of a train
-    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound in
-    trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
+    train_gpus: the training pool; 0 = rollout only, nothing is trained. trainer: how these GPUs share the model; a
+    layout that does not fit in their memory is refused. batch_size: trajectories of a train
+    step. n_samples: trajectories of a prompt (GRPO group). max_head_offpolicyness: staleness bound of every trained
+    token, in trainer versions. sync_interval: train steps between weight publications. partial_rollout: turns in
     flight go on over a weight load.
     """
 
@@ -151,6 +157,7 @@ class ExperimentConfig:
     model_arch_config: str = "Qwen3-14B"
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     train_gpus: int = 0
+    trainer: TrainerLayoutConfig = field(default_factory=TrainerLayoutConfig)
     total_steps: int = 100
     batch_size: int = 32
     n_samples: int = 4
@@ -171,6 +178,7 @@ class ExperimentConfig:
         self._check_catalogue()
         if self.train_gpus == 0:
             return
+        self.train_layout()
         if self.batch_size % self.n_samples:
             raise ValueError(
                 f"batch_size ({self.batch_size}) must be a multiple of n_samples ({self.n_samples}): "
@@ -221,13 +229,26 @@ class ExperimentConfig:
     def rollout_costs(self) -> dict[int, ReplicaCost]:
         """Cost of a replica by TP degree. Raises UserError."""
         rollout = self.heterogeneous_rollout
-        return rollout_costs(
+        costs = rollout_costs(
             self.hardware_config,
             self.model_arch_config,
             rollout.tp_list(),
             rollout.gpu_memory_utilization,
             self.cost.rollout,
         )
+        engine = rollout.engine
+        return {tp: cost.captured(engine.max_num_seqs, engine.enforce_eager) for tp, cost in costs.items()}
+
+    def train_layout(self) -> TrainLayout:
+        """How the training pool shares the model. Raises UserError where nothing that `trainer` allows fits."""
+        pool = TrainerPool(
+            find_gpu(self.hardware_config),
+            self.train_gpus,
+            self.cluster.gpus_per_node,
+            self.heterogeneous_rollout.max_model_len,
+        )
+        place = "train_gpus" if self.trainer == TrainerLayoutConfig() else "trainer"
+        return choose_layout(self.trainer, find_model(self.model_arch_config), pool, place)
 
     @property
     def training(self) -> bool:

@@ -100,11 +100,12 @@ def _submit_turn(state: ClusterState, action_id: ActionId, action: act.SubmitTur
     trajectory.submit_id = action_id
     if trajectory.replica_id != action.replica_id:
         state.change_residence(trajectory, replica)
-    if trajectory.version_first < 0:
-        version = trajectory.version_first = replica.weight_version
+    version = replica.weight_version
+    if version < trajectory.version_min or trajectory.version_min < 0:
+        trajectory.version_min = version
         group = trajectory.group
-        if group.version_first < 0 or version < group.version_first:
-            group.version_first = version
+        if version < group.version_min or group.version_min < 0:
+            group.version_min = version
     state.add_turns(replica, 1)
 
 
@@ -147,9 +148,9 @@ def _start_train_step(state: ClusterState, action: act.StartTrainStep) -> None:
         group = state.complete_groups.pop(group_id, None)
         if group is None:
             raise InvariantViolation(6, f"{action}: group {group_id} is not complete")
-        if trainer.version - group.version_first > state.max_head_offpolicyness:
+        if 0 <= group.version_min < trainer.version - state.max_head_offpolicyness:
             raise InvariantViolation(
-                5, f"group {group_id} of version {group.version_first} at version {trainer.version}"
+                5, f"group {group_id} has a token of version {group.version_min} at version {trainer.version}"
             )
         for trajectory in group.live.values():
             state.move(trajectory, Place.TRAINING)

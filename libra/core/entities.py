@@ -36,8 +36,8 @@ class Trajectory:
         "submit_id",
         "trajectory_id",
         "turn",
-        "version_first",
-        "version_settled",
+        "version_min",
+        "version_min_settled",
     )
 
     def __init__(
@@ -59,9 +59,22 @@ class Trajectory:
         self.output_tokens = 0
         self.replica_id: ReplicaId = NO_REPLICA
         self.submit_id: ActionId = NO_ACTION
-        self.version_first: WeightVersion = NO_VERSION
-        self.version_settled = False  # the first token exists, so version_first is final
+        self.version_min: WeightVersion = NO_VERSION
+        self.version_min_settled: WeightVersion = NO_VERSION  # the same without the turn in flight
         self.num_failures = 0
+
+    def settle_version(self, version: WeightVersion) -> None:
+        """A turn has ended: what might have made it gives way to what did, the version of its first token.
+
+        That is the turn's oldest (I4). It is newer than the replica's at submission where a load came between; -1 of
+        a turn without a token.
+        """
+        settled = self.version_min_settled
+        if version >= 0 and (version < settled or settled < 0):
+            settled = self.version_min_settled = version
+        if self.version_min != settled:
+            self.version_min = settled
+            self.group.update_version()
 
 
 class Group:
@@ -76,7 +89,7 @@ class Group:
         "num_tokens",
         "prompt_id",
         "size",
-        "version_first",
+        "version_min",
     )
 
     def __init__(self, group_id: GroupId, prompt_id: PromptId, size: int) -> None:
@@ -87,7 +100,7 @@ class Group:
         self.num_finished = 0
         self.num_dropped = 0
         self.num_tokens = 0
-        self.version_first: WeightVersion = NO_VERSION
+        self.version_min: WeightVersion = NO_VERSION
         self.live: dict[TrajectoryId, Trajectory] = {}
 
     def members(self) -> Iterator[Trajectory]:
@@ -100,13 +113,13 @@ class Group:
         return self.num_finished + self.num_dropped == self.size
 
     def update_version(self) -> None:
-        """Recompute `version_first`, the oldest first-token version of the live members; -1 if none has one."""
+        """Recompute `version_min`, the oldest of the live members; -1 if none has one."""
         oldest = NO_VERSION
         for member in self.live.values():
-            version = member.version_first
+            version = member.version_min
             if version >= 0 and (oldest < 0 or version < oldest):
                 oldest = version
-        self.version_first = oldest
+        self.version_min = oldest
 
 
 class Replica:

@@ -84,8 +84,9 @@ class TurnFinished:
     """A replica has generated a whole turn.
 
     `cached_tokens`: prompt tokens found in the prefix cache when the turn was first scheduled.
-    `recomputed_tokens`: tokens prefilled again because the turn was preempted. `version_token_sum`: sum over
-    the generated tokens of the weight version that generated each (mean version = sum / output_tokens).
+    `recomputed_tokens`: tokens prefilled again because the turn was preempted. `version_first`, `version_last`:
+    weight versions that generated the first and the last token, the oldest and the newest of all (I4); -1 without a
+    token. `version_token_sum`: sum over the generated tokens (mean version = sum / output_tokens).
     `output_tokens` counts the tokens of this request only (a resumed turn has earlier ones in its prompt).
     """
 

@@ -1,6 +1,6 @@
 """Events into state: what each fact changes in what the controller knows.
 
-`reduce(state, now, event)` first checks what the event claims (I3, I6, I8), then writes. It decides nothing.
+`reduce(state, now, event)` first checks what the event claims (I3, I4, I6, I8), then writes. It decides nothing.
 Cases are ordered by how often they occur.
 """
 
@@ -20,7 +20,7 @@ from libra.core.actions import (
     StartTrajectory,
     StopReplica,
 )
-from libra.core.entities import Group, Replica, Trajectory
+from libra.core.entities import NO_VERSION, Group, Replica, Trajectory
 from libra.core.ids import (
     NO_ACTION,
     ActionId,
@@ -29,7 +29,6 @@ from libra.core.ids import (
     Place,
     ReplicaStatus,
     TrajectoryId,
-    WeightVersion,
 )
 from libra.core.invariants import InvariantViolation
 from libra.core.state import ClusterState
@@ -143,12 +142,14 @@ def _turn_finished(state: ClusterState, now: float, event: ev.TurnFinished) -> N
     _close(state, event.closes, ev.TurnFinished)
     if not event.submitted_s <= event.started_s <= event.first_token_s <= event.finished_s <= now:
         raise InvariantViolation(8, f"times of {event} are out of order")
+    if event.version_first > event.version_last:
+        raise InvariantViolation(4, f"weight versions of {event} fall")
     trajectory = _live(state, event.trajectory_id)
     trajectory.submit_id = NO_ACTION
     trajectory.num_failures = 0
     trajectory.output_tokens += event.output_tokens
     trajectory.prompt_tokens = event.prompt_tokens + event.output_tokens
-    _settle_version(trajectory, event.version_first)
+    trajectory.settle_version(event.version_first if event.output_tokens else NO_VERSION)
     state.add_turns(state.replicas[event.replica_id], -1)
     state.move(trajectory, Place.IN_TOOL)
     state.num_started_work += 1  # the environment is at work now, whatever the next step is
@@ -158,14 +159,15 @@ def _turn_finished(state: ClusterState, now: float, event: ev.TurnFinished) -> N
 
 def _turn_failed(state: ClusterState, event: ev.TurnFailed) -> None:
     _close(state, event.closes, ev.TurnFailed)
+    if event.version_first > event.version_last:
+        raise InvariantViolation(4, f"weight versions of {event} fall")
     trajectory = _live(state, event.trajectory_id)
     trajectory.submit_id = NO_ACTION
     if event.kind is not FailureKind.ABORTED:
         trajectory.num_failures += 1
     trajectory.output_tokens += event.output_tokens
     trajectory.prompt_tokens = event.prompt_tokens + event.output_tokens
-    if event.output_tokens:
-        _settle_version(trajectory, event.version_first)
+    trajectory.settle_version(event.version_first if event.output_tokens else NO_VERSION)
     state.add_turns(state.replicas[event.replica_id], -1)
     _leave_if_gone(state, trajectory)
     state.move(trajectory, Place.READY)
@@ -179,15 +181,6 @@ def _leave_if_gone(state: ClusterState, trajectory: Trajectory) -> None:
     home = state.replicas.get(trajectory.replica_id)
     if home is not None and home.status is not ReplicaStatus.READY:
         state.change_residence(trajectory, None)
-
-
-def _settle_version(trajectory: Trajectory, version: WeightVersion) -> None:
-    if trajectory.version_settled:
-        return
-    trajectory.version_settled = True
-    if trajectory.version_first != version:  # a load came between submission and first token
-        trajectory.version_first = version
-        trajectory.group.update_version()
 
 
 def _tool_returned(state: ClusterState, event: ev.ToolReturned) -> None:

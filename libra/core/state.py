@@ -176,12 +176,16 @@ class ClusterState:
     # -- checks -------------------------------------------------------------------------------------------
 
     def recount(self) -> None:
-        """Check every total against a count from scratch (I1, I2, I7). Linear; for tests and `debug`."""
+        """Check every total against a count from scratch (I1, I2, I5, I7). Linear; for tests and `debug`."""
         live = dict.fromkeys(Place, 0)
         resident: dict[ReplicaId, int] = {}
         generating: dict[ReplicaId, int] = {}
         for trajectory in self.trajectories.values():
             live[trajectory.place] += 1
+            settled = trajectory.version_min == trajectory.version_min_settled
+            _demand(
+                settled or trajectory.place is Place.GENERATING, 5, "a trajectory's oldest version is off"
+            )
             if trajectory.replica_id != NO_REPLICA and trajectory.place in _ACTIVE:
                 resident[trajectory.replica_id] = resident.get(trajectory.replica_id, 0) + 1
             if trajectory.place is Place.GENERATING:
@@ -196,9 +200,9 @@ class ClusterState:
             _demand(replica.num_resident == resident.get(replica.replica_id, 0), 7, "residents are off")
             _demand(replica.num_turns == generating.get(replica.replica_id, 0), 7, "turns are off")
         for group in self.groups.values():
-            version = group.version_first
+            version = group.version_min
             group.update_version()
-            _demand(group.version_first == version, 5, "a group's oldest version is off")
+            _demand(group.version_min == version, 5, "a group's oldest version is off")
             _demand(
                 (group.group_id in self.complete_groups) <= group.is_complete, 1, "incomplete group is listed"
             )

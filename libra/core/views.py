@@ -76,8 +76,11 @@ class TrajectoryView(Protocol):
         ...
 
     @property
-    def version_first(self) -> WeightVersion:
-        """Lower bound of the weight version of its first token; -1 before the first submission."""
+    def version_min(self) -> WeightVersion:
+        """Oldest weight version among its tokens and those that a turn in flight may make; -1 where there are none.
+
+        It falls when a turn goes to a replica whose weights lag, and rises again if that turn makes no token there.
+        """
         ...
 
     @property
@@ -105,8 +108,8 @@ class GroupView(Protocol):
         ...
 
     @property
-    def version_first(self) -> WeightVersion:
-        """Oldest first-token version among its trajectories that are not dropped; -1 where none has any."""
+    def version_min(self) -> WeightVersion:
+        """Oldest `version_min` among its trajectories that are not dropped; -1 where none has any."""
         ...
 
     def members(self) -> Iterator[TrajectoryView]:

@@ -15,36 +15,36 @@ what is assumed. Groups of more than two GPUs, PCIe and networks have not been m
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from libra.cost.hardware import Gpu
+from libra.cost.stamped import stamp
 from libra.errors import UserError
+
+NCCL: Final = "measured: two H200 over NVLink, NCCL"
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveConfig:
-    """Shares of the datasheet's bandwidth that operations reach, and latencies.
+    """Shares of the datasheet's bandwidth and latencies; each default carries its source (`sim list costs`).
 
-    nvlink_reduce_efficiency: all-reduce, reduce-scatter, all-gather. Measured: 1 GiB over two H200 in 3.26 ms, 256
-    MiB in 0.90 ms, 32 MiB in 0.138 ms; 0.733 of 450 GB/s is within 9 % of each.
-    nvlink_copy_efficiency: broadcast, all-to-all, point-to-point. Measured broadcast: 1 GiB in 2.91 ms.
-    pcie_efficiency, network_efficiency: of the same for the other links; assumptions (PCIe peers share a host bridge,
-    RDMA loses headers and congestion).
-    latency_s, copy_latency_s: fixed, of the same two kinds. hop_s: per step of a ring (2 (n-1) of an all-reduce).
-    Together they leave the 4 MiB operations, which ran at the floor, within 12 %.
-    network_hop_s: per step between nodes; NCCL's tuning table has 14 us for the simple protocol over a network.
-    floor_s, copy_floor_s: least time of an operation: measured 34 to 44 us and 22 to 26 us up to 4 MiB.
+    nvlink_reduce_efficiency: all-reduce, reduce-scatter, all-gather. nvlink_copy_efficiency: broadcast, all-to-all,
+    point-to-point. latency_s, copy_latency_s: fixed, of the same two kinds. hop_s, network_hop_s: per step of a ring
+    (2 (n-1) of an all-reduce), inside and between nodes. floor_s, copy_floor_s: least time of an operation.
     """
 
-    nvlink_reduce_efficiency: float = 0.733
-    nvlink_copy_efficiency: float = 0.818
-    pcie_efficiency: float = 0.5
-    network_efficiency: float = 0.85
-    latency_s: float = 21e-6
-    copy_latency_s: float = 14e-6
-    hop_s: float = 2e-6
-    network_hop_s: float = 14e-6
-    floor_s: float = 35e-6
-    copy_floor_s: float = 24e-6
+    nvlink_reduce_efficiency: float = stamp(
+        0.733, f"{NCCL}: 1 GiB in 3.26 ms, 256 MiB in 0.90 ms, 32 MiB in 0.138 ms, each within 9 %"
+    )
+    nvlink_copy_efficiency: float = stamp(0.818, f"{NCCL}: broadcast of 1 GiB in 2.91 ms")
+    pcie_efficiency: float = stamp(0.5, "assumption: peers share a host bridge")
+    network_efficiency: float = stamp(0.85, "assumption: headers and congestion of RDMA")
+    latency_s: float = stamp(21e-6, f"{NCCL}: leaves 4 MiB, which ran at the floor, within 12 %")
+    copy_latency_s: float = stamp(14e-6, f"{NCCL}: the same of broadcasts")
+    hop_s: float = stamp(2e-6, f"{NCCL}: not to be told from latency_s there; 2 us of the 25")
+    network_hop_s: float = stamp(14e-6, "NCCL's tuning table, simple protocol over a network")
+    floor_s: float = stamp(35e-6, f"{NCCL}: 34 to 44 us up to 4 MiB")
+    copy_floor_s: float = stamp(24e-6, f"{NCCL}: broadcasts of 64 KiB to 4 MiB, 22 to 26 us")
 
     def __post_init__(self) -> None:
         shares = (

@@ -22,10 +22,12 @@ closed form); steps with prefill are simulated one by one.
 `ReplicaCost` holds seconds. The simulator quantises them to integer ticks once, when it loads them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-CAPTURE_TOKENS = 256
-"""Largest captured graph under vLLM's default for max_num_seqs 128: min(2 * max_num_seqs, 512)."""
+
+def captured_tokens(max_num_seqs: int) -> int:
+    """Largest CUDA graph that vLLM captures by default, in tokens."""
+    return min(2 * max_num_seqs, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class ReplicaCost:
     dispersed_kv_factor: decode_per_context_token_s times this once blocks of many sequences lie mixed in memory, as
         they do after minutes of multi-turn load. 1 for a fresh engine.
     experts_s: reading all experts of all layers once; 0 for a dense model. `num_experts`, `experts_per_token`: E, k.
-    capture_tokens, async_scheduling: settings of the engine, not coefficients.
+    capture_tokens, async_scheduling: settings of the engine, not coefficients. capture_tokens 0 (enforce_eager): no
+        graphs, so the host launches decode steps kernel by kernel as well.
     kv_capacity_tokens: tokens of KV cache that the replica can hold.
     source: where the numbers come from.
     """
@@ -69,9 +72,15 @@ class ReplicaCost:
     experts_s: float = 0.0
     num_experts: int = 0
     experts_per_token: int = 0
-    capture_tokens: int = CAPTURE_TOKENS
+    capture_tokens: int = 256
     async_scheduling: bool = True
     source: str = field(default="", compare=False)
+
+    def captured(self, max_num_seqs: int, enforce_eager: bool) -> "ReplicaCost":
+        """The cost with the graphs that vLLM captures under these settings; unchanged where it never captures any."""
+        if not self.capture_tokens:
+            return self
+        return replace(self, capture_tokens=0 if enforce_eager else captured_tokens(max_num_seqs))
 
     def padded(self, batch: int) -> int:
         """Sequences of the CUDA graph that runs a decode step of `batch`: vLLM captures 1, 2, 4, 8, 16, 24, ..."""
@@ -125,6 +134,10 @@ class ReplicaCost:
         """H: the host's time to launch a step of `tokens` tokens of `num_seqs` sequences that holds any prefill."""
         level_s = self.graph_host_s if tokens <= self.capture_tokens else self.eager_host_s
         return level_s + self.host_per_seq_s * num_seqs
+
+    def decode_host_s(self, batch: int) -> float:
+        """Least time of a decode step: the host's, where it launches every kernel; 0 where a graph does."""
+        return self.host_s(batch, batch) if batch > self.capture_tokens else 0.0
 
     def prompt_s(self, prompt_tokens: int, chunk_tokens: int) -> float:
         """Time to first token of one prompt on an idle engine without a cached prefix, in chunks."""

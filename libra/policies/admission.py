@@ -47,8 +47,8 @@ class AdmissionConfig:
 class Admission:
     """See the module."""
 
-    ignores = frozenset({ev.TurnFinished, ev.ToolReturned, ev.TrajectoryStarted})
-    """Nothing in these opens a gate."""
+    ignores = frozenset({ev.TurnFinished, ev.TrajectoryStarted})
+    """Nothing in these opens a gate, nor do policies answer them by a drop, which may."""
 
     def __init__(self, config: AdmissionConfig, rng: np.random.Generator) -> None:
         self._config = config
@@ -59,6 +59,8 @@ class Admission:
         match event:
             case ev.TrajectoryArrived() if view.supply is Supply.PULL:
                 return ()  # `PromptsFetched` follows
+            case ev.ToolReturned() if event.trajectory_id in view.trajectories:
+                return ()  # one that was dropped is not there any more
             case _:
                 pass
         return self._starts(view)

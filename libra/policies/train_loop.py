@@ -7,6 +7,10 @@ policy makes sure that nothing still under way would thereby exceed `max_head_of
            lost; with a bound of 0 this is synchronous training);
     drop   the step starts; groups that are then too old are given up, in flight or not.
 
+A group is as old as its oldest token. Those under way may yet go on at the replica whose weights lag most, when they
+lose theirs or a router moves them, so `wait` reckons with that. Where replicas come up with weights older than those
+that admission counted on, it has nobody left to wait for in the end and gives up what no step can take.
+
 A group in which fewer than `min_group_size` trajectories finished has no advantage to learn from and is given
 up. When the source is exhausted and nothing is under way, what is left makes a last, shorter step.
 
@@ -36,6 +40,7 @@ from libra.core.ids import DropReason, FailureKind, GroupId, Place, ReplicaId, R
 from libra.core.views import ClusterView, GroupView
 
 _RETRY_SYNC = "retry-sync"
+_TOO_OLD = "too old to train on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +108,13 @@ class TrainLoop:
             self._doomed.discard(trajectory_id)
             trajectory = view.trajectories.get(trajectory_id)
             if trajectory is not None and trajectory.place is not Place.GENERATING:
-                yield DropTrajectory(trajectory_id, DropReason.STALE, "too old to train on")
+                yield DropTrajectory(trajectory_id, DropReason.STALE, _TOO_OLD)
         yield from self._advance(view)
 
     def _after_finish(self, event: ev.TrajectoryFinished, view: ClusterView) -> Iterator[Action]:
         if event.trajectory_id in self._doomed:
             self._doomed.discard(event.trajectory_id)
-            yield DropTrajectory(event.trajectory_id, DropReason.STALE, "too old to train on")
+            yield DropTrajectory(event.trajectory_id, DropReason.STALE, _TOO_OLD)
         trajectory = view.trajectories.get(event.trajectory_id)
         if trajectory is None or trajectory.group_id in view.complete_groups or self._awaits_silence(view):
             yield from self._advance(view)
@@ -141,7 +146,7 @@ class TrainLoop:
     def _advance(self, view: ClusterView) -> Iterator[Action]:
         yield from self._publication(view)
         yield from self._loads(view)
-        yield from self._drop_short_groups(view)
+        yield from self._drop_useless(view)
         trainer = view.trainer
         busy = trainer.stepping or trainer.publishing or self._failed_publication
         if busy or trainer.version >= self._config.total_steps:
@@ -171,25 +176,33 @@ class TrainLoop:
         if len(complete) < self._groups_per_step:
             over = view.source_exhausted and not view.backlog and not view.num_active and not view.fetching
             return list(complete.values()) if over else []
-        oldest_first = sorted(complete.values(), key=lambda group: group.version_first)
+        oldest_first = sorted(complete.values(), key=lambda group: group.version_min)
         batch = oldest_first[: self._groups_per_step]
         if self._config.on_stale == "wait" and not self._rest_stays_fresh(batch, view):
             return []
         return batch
 
     def _rest_stays_fresh(self, batch: list[GroupView], view: ClusterView) -> bool:
-        """Whether all groups under way could still be consumed in time, oldest first, after a step on `batch`.
+        """Whether all groups that have begun could still be consumed in time, oldest first, after a step on `batch`.
 
         Looking at the next step only is not enough: younger groups may overtake until more old ones are left than
-        the steps before their limit can take, and then no step is allowed any more.
+        the steps before their limit can take, and then no step is allowed any more. True also if nobody is under
+        way: waiting helps nobody then.
         """
         taken = {group.group_id for group in batch}
-        serving = view.serving_version
-        versions = sorted(
-            group.version_first if group.version_first >= 0 else serving
-            for group_id, group in view.groups.items()
-            if group.num_started and group_id not in taken
-        )
+        complete, serving = view.complete_groups, view.serving_version
+        versions: list[int] = []
+        under_way = False
+        for group_id, group in view.groups.items():
+            if group_id in complete:
+                if group_id not in taken:
+                    versions.append(group.version_min)
+            elif group.num_started:
+                under_way = True
+                versions.append(min(group.version_min, serving) if group.version_min >= 0 else serving)
+        if not under_way:
+            return True
+        versions.sort()
         first = view.trainer.version + 1 - self._config.max_head_offpolicyness
         return all(first + k // self._groups_per_step <= oldest for k, oldest in enumerate(versions))
 
@@ -209,26 +222,35 @@ class TrainLoop:
                 if serial:
                     return
 
-    def _drop_short_groups(self, view: ClusterView) -> Iterator[Action]:
-        short = [
-            group for group in view.complete_groups.values() if group.num_finished < self._min_group_size
+    def _drop_useless(self, view: ClusterView) -> Iterator[Action]:
+        """Give up complete groups that no step may use: too short ones, and stale ones whatever `on_stale` says."""
+        limit = self._oldest_allowed(view)
+        useless = [
+            group
+            for group in view.complete_groups.values()
+            if group.num_finished < self._min_group_size or 0 <= group.version_min < limit
         ]
-        for group in short:
+        for group in useless:
+            reason, why = DropReason.SHORT_GROUP, "too few siblings finished"
+            if group.num_finished >= self._min_group_size:
+                reason, why = DropReason.STALE, _TOO_OLD
             for member in list(group.members()):
-                yield DropTrajectory(
-                    member.trajectory_id, DropReason.SHORT_GROUP, "too few siblings finished"
-                )
+                yield DropTrajectory(member.trajectory_id, reason, why)
+
+    def _oldest_allowed(self, view: ClusterView) -> int:
+        """Version of the oldest token that the next step may take (I5)."""
+        return view.trainer.version - self._config.max_head_offpolicyness
 
     def _drop_stale(self, view: ClusterView) -> Iterator[Action]:
         """Give up groups that no coming step may use."""
-        limit = view.trainer.version - self._config.max_head_offpolicyness
+        limit = self._oldest_allowed(view)
         stale: list[GroupId] = [
-            group_id for group_id, group in view.groups.items() if 0 <= group.version_first < limit
+            group_id for group_id, group in view.groups.items() if 0 <= group.version_min < limit
         ]
         for group_id in stale:
             for member in list(view.groups[group_id].members()):
                 if member.place is Place.GENERATING:
                     self._doomed.add(member.trajectory_id)
-                    yield AbortTurn(member.trajectory_id, member.submit_id, "too old to train on")
+                    yield AbortTurn(member.trajectory_id, member.submit_id, _TOO_OLD)
                 else:
-                    yield DropTrajectory(member.trajectory_id, DropReason.STALE, "too old to train on")
+                    yield DropTrajectory(member.trajectory_id, DropReason.STALE, _TOO_OLD)

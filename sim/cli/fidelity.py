@@ -33,11 +33,22 @@ def calibrate_verb(args: argparse.Namespace) -> int:
         if not args.files:
             raise UserError("no measurements; give grids, a mixed table, a trace or a log of requests (CSV)")
         engine_from = load_calibration(args.engine_from) if args.engine_from else None
-        made = calibrate(args.files, _target(args), concurrency=args.concurrency, engine_from=engine_from)
+        use = _even if args.hold_out_half else _every
+        made = calibrate(
+            args.files, _target(args), concurrency=args.concurrency, engine_from=engine_from, use=use
+        )
     _print_calibration(made)
     _write(args.out, to_yaml(made))
     print(f"calibration: {args.out}", file=sys.stderr)
     return 0
+
+
+def _every(index: int) -> bool:
+    return index >= 0
+
+
+def _even(index: int) -> bool:
+    return index % 2 == 0
 
 
 def _target(args: argparse.Namespace) -> Target:
@@ -68,7 +79,9 @@ def _print_calibration(made: Calibration) -> None:
     print(*columns_of_text(rows, left=1), sep="\n")
     if made.errors:
         print(
-            *columns_of_text([["error", ""], *([k, f"{v:+.2%}"] for k, v in made.errors.items())], 1),
+            *columns_of_text(
+                [["error", ""], *([k, f"{v:+.2%}"] for k, v in made.errors.items())], 1, max_cell=60
+            ),
             sep="\n",
         )
     for note in made.notes:

@@ -7,7 +7,9 @@ from typing import cast
 
 from tqdm import tqdm
 
+from libra.config.schema import CostConfig
 from libra.cost.hardware import find_gpu, find_model, gpu_names, model_names
+from libra.cost.stamped import stamped_values
 from libra.policies.registry import BUILT_IN
 from libra.record.metrics import METRICS
 from sim.replay import replay as replay_run
@@ -79,6 +81,10 @@ def listing(args: argparse.Namespace) -> int:
         "experiments": _experiments,
         "metrics": _metrics,
         "hardware": _hardware,
+        "costs": lambda: [
+            (value.name, f"{value.value:<10g} {value.source}")
+            for value in stamped_values(CostConfig(), "cost.")
+        ],
     }
     for name, rows in sections.items():
         if args.what in ("all", name):

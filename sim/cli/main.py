@@ -104,13 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(verb=inspect.check)
 
     listing = verbs.add_parser(
-        "list", help="what there is: policies, presets, experiments, metrics, hardware"
+        "list",
+        help="what there is: policies, presets, experiments, metrics, hardware, costs and their sources",
     )
     listing.add_argument(
         "what",
         nargs="?",
         default="all",
-        choices=["all", "policies", "presets", "experiments", "metrics", "hardware"],
+        choices=["all", "policies", "presets", "experiments", "metrics", "hardware", "costs"],
     )
     listing.set_defaults(verb=inspect.listing)
     return parser
@@ -157,6 +158,7 @@ def _add_calibrate(verbs: Any) -> None:
         metavar="CAL.yaml",
         help="no data: that one, by the analytic ratio to --gpu",
     )
+    add("--hold-out-half", action="store_true", help="fit every other request of a log; errors on the rest")
     add("--date", help="of the stamp (default: today)")
     calibrate.set_defaults(verb=fidelity.calibrate_verb)
 

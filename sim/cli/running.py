@@ -13,10 +13,10 @@ from libra.config.document import Document, apply_sets, load_document
 from libra.config.resolve import Resolved, hash_tree, resolve, to_plain
 from libra.errors import UserError
 from libra.host import HostClock, cpu_count
+from libra.locks import is_in_use
 from libra.record.metrics import METRICS
 from sim.config import SimConfig
 from sim.endings import cells_cut_off, cut_off_message
-from sim.locks import is_in_use
 from sim.provenance import provenance
 from sim.simulation import build_world, simulate
 from sim.sweeps.execute import CELLS, SWEEP_FILE, CellResult, prepare, run_grid

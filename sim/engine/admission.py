@@ -5,7 +5,6 @@ the running sequences as the reference does.
 """
 
 from abc import abstractmethod
-from heapq import heappop
 from typing import Any
 
 from sim.engine.base import QueueOrder, Request
@@ -28,6 +27,7 @@ class Admission(EngineShell):
         self._prefilling: list[tuple[SkipSequence, int]] = []  # of the step in flight: (sequence, chunk)
         self._partial: SkipSequence | None = None  # running, not yet decoding; newer than all decoding
         self._num_decoding = 0
+        self._most_decoding = min(self._spec.max_num_seqs, self._spec.max_num_batched_tokens)
         self._context = 0  # computed tokens of the decoding sequences
         self._iteration = 0  # steps ended
         self._growth = [0] * (2 * self._block_size)
@@ -49,22 +49,11 @@ class Admission(EngineShell):
     def _leave(self, seq: SkipSequence, taken: int = 0) -> None:
         """Out of the running set at a boundary; `taken` blocks of the step being scheduled go back, too."""
 
-    def _has_room(self) -> bool:
-        """Whether one more sequence could run beside those that decode."""
-        return self._num_decoding < min(self._spec.max_num_seqs, self._spec.max_num_batched_tokens)
-
     def _arrival_matters(self) -> bool:
         """Whether an arrival could be admitted before the batch changes."""
-        return self._has_room() and not (self._waiting and self._spec.queue_order is QueueOrder.FCFS)
-
-    def _next_finish(self) -> int:
-        """Iteration at which the first of the decoding sequences finishes."""
-        finishes = self._finishes
-        while True:
-            finish, admit_no, seq = finishes[0]
-            if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
-                return finish
-            heappop(finishes)
+        if self._waiting and self._spec.queue_order is QueueOrder.FCFS:
+            return False
+        return self._num_decoding < self._most_decoding
 
     def _growth_after(self, steps: int) -> int:
         """Blocks that iterations _iteration + 1 .. _iteration + steps take; that of _iteration is counted."""

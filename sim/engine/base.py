@@ -28,7 +28,8 @@ E5. A request becomes visible to the scheduler `admission` ticks after its submi
     budget is left and fewer than `max_num_seqs` run: prefix-cache hits first, then a chunk of
     min(rest, budget left). The chunk's blocks must be available, `watermark_blocks` aside (unless nothing
     runs); if not, admission stops (the head blocks the queue).
-E6. The step starts, with a duration from the cost table. A decoding sequence counts with all its tokens, the
+E6. The step starts, with a duration from the cost table, which holds the host's least time of a decode step where
+    there is one. A decoding sequence counts with all its tokens, the
     one that the step feeds included. A step with prefill also waits for the host to launch it: it ends no sooner
     than `host` ticks after the host began. That is the step's start; with `lag`, the host may have begun before, as
     soon as it was done with the step that ended and no sooner than that one's start. No scheduled token: the engine

@@ -9,7 +9,8 @@ class CostTable:
     """A replica's step times in ticks. Linear in its coefficients, so a slow replica is a scaled table.
 
     `base[B]` and `per_context[B]` give a decode step of B sequences with C context tokens:
-    base[B] + per_context[B] * C. A step with prefill: see `mixed` and `host`. Coefficients are integers >= 0. Every
+    base[B] + per_context[B] * C, and no less than decode_host[B], which an engine that captures no graphs needs to
+    launch it. A step with prefill: see `mixed` and `host`. Coefficients are integers >= 0. Every
     step takes at least one tick: base[B] for B >= 1 and floor are at least 1.
 
     `admission`, `admission_seq` and `lag` say when the scheduler sees an arrival (rule E5 of `sim.engine.base`);
@@ -22,11 +23,13 @@ class CostTable:
         "attention",
         "base",
         "capture_tokens",
+        "decode_host",
         "eager",
         "floor",
         "host_seq",
         "lag",
         "least",
+        "num_bases",
         "per_context",
         "prefill_base",
         "prefill_token",
@@ -50,12 +53,14 @@ class CostTable:
         least: int = 0,
         host_seq: int = 0,
         admission_seq: int = 0,
+        decode_host: list[int] | None = None,
     ) -> None:
         self.base = base
         self.per_context = per_context
         self.seq = seq
         # By tokens in the step; longer steps have the last entry.
         self.prefill_base = prefill_base if isinstance(prefill_base, list) else [prefill_base]
+        self.num_bases = len(self.prefill_base)
         self.prefill_token = prefill_token
         self.attention = attention  # femto-ticks (1e-3 tick) per (token x context token)
         self.floor = floor
@@ -64,6 +69,7 @@ class CostTable:
         self.least = least
         self.host_seq = host_seq
         self.admission_seq = admission_seq
+        self.decode_host = [0] * len(base) if decode_host is None else decode_host
         self.admission = admission
         self.lag = lag
         if min(self.floor, self.eager) < 1 or min(base[1:], default=1) < 1:
@@ -71,7 +77,7 @@ class CostTable:
                 "engine cost: a step would take no time; give base[1:] and floor at least one tick"
             )
         single = (seq, prefill_token, attention, admission, least, host_seq, admission_seq)
-        if min(*single, *self.prefill_base, *per_context, *base) < 0:
+        if min(*single, *self.prefill_base, *self.decode_host, *per_context, *base) < 0:
             raise UserError("engine cost: a coefficient is negative; give integers of 0 or more")
 
     @classmethod
@@ -97,6 +103,7 @@ class CostTable:
             least=round(cost.decode_base_s * scale),
             host_seq=round(cost.host_per_seq_s * scale),
             admission_seq=round(cost.admission_per_seq_s * scale),
+            decode_host=[round(cost.decode_host_s(batch) * scale) for batch in range(max_num_seqs + 1)],
         )
 
     def mixed(self, batch: int, context_tokens: int, prefill_tokens: int, attention_x2: int) -> int:
@@ -104,7 +111,7 @@ class CostTable:
         bases = self.prefill_base
         tokens = batch + prefill_tokens
         linear = (
-            bases[tokens if tokens < len(bases) else -1]
+            bases[tokens if tokens < self.num_bases else -1]
             + self.seq * batch
             + self.prefill_token * prefill_tokens
         )

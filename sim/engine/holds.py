@@ -104,7 +104,7 @@ class Holds(ABC):
             self._see(self._clock.now)
         if self._schedule():
             self._enter(BUSY)
-        else:
+        elif self._arriving:
             self._await_arrival()
 
     def _see(self, until: int) -> None:
@@ -116,9 +116,8 @@ class Holds(ABC):
             self._push(seq)
 
     def _await_arrival(self) -> None:
-        """At rest: look again when the first arrival becomes visible."""
-        if self._arriving:
-            self._kick(max(0, self._arriving[0].visible_t - self._clock.now))
+        """At rest, with arrivals: look again when the first of them becomes visible."""
+        self._kick(max(0, self._arriving[0].visible_t - self._clock.now))
 
     def _held(self) -> bool:
         """Rule E3: whether the engine holds now instead of scheduling."""

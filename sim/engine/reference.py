@@ -231,6 +231,7 @@ class ReferenceEngine(ReferenceAdmission):
             duration = self._with_host(gpu, batch + tokens, batch + len(self._prefilling))
         elif batch:
             duration = self._cost.base[batch] + self._cost.per_context[batch] * context
+            duration = max(duration, self._cost.decode_host[batch])
         else:
             return False
         self._clock.wake(self._on_step_end, STEP + self._index, duration)

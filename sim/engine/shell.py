@@ -215,14 +215,16 @@ class EngineShell(Holds):
             return
         if not self._schedule():
             self._enter(IDLE)
-            self._await_arrival()
+            if self._arriving:
+                self._await_arrival()
 
     def _with_host(self, gpu: int, tokens: int, num_seqs: int) -> int:
         """Rule E6: ticks of a step with prefill that begins now; what the host has left of it, it has for the
         next.
         """
         cost = self._cost
-        wait = cost.host(tokens, num_seqs)
+        # `cost.host`, without the call: this runs once a step with prefill.
+        wait = (cost.floor if tokens <= cost.capture_tokens else cost.eager) + cost.host_seq * num_seqs
         if cost.lag:
             wait -= self._head_start
         duration = gpu if gpu > wait else wait

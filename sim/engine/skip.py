@@ -13,107 +13,18 @@ Wakes carry a version; a cut raises the engine's version, so at most one wake is
 """
 
 from heapq import heappop, heappush
-from typing import Any
 
-from simpy.events import Event
-
-from sim.clock import STEP
-from sim.engine.admission import Admission
 from sim.engine.base import Request
 from sim.engine.blocks import BlockPool
+from sim.engine.flight import Flight
 from sim.engine.holds import BUSY
 from sim.engine.recount import recount
-from sim.engine.segment import steps_until_blocks_lack, steps_within
+from sim.engine.segment import steps_until_blocks_lack
 from sim.engine.skip_sequence import SkipSequence
 
 
-class SkipEngine(Admission):
+class SkipEngine(Flight):
     """A replica that jumps from one change of its batch to the next. See `sim.engine.base.Engine`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._wake_version = 0
-        # The segment in flight: `_since` + ... is its time; iteration `_iteration` is scheduled.
-        self._steps = 0
-        self._alpha = 0
-        self._beta = 0
-        self._step_version = self.weight_version  # weights of the step in flight
-        self._ended_version = self.weight_version  # weights of the latest step that has ended
-        self._version_sum = 0  # of the weight versions of all iterations
-
-    def _arrived(self, seq: Any) -> None:
-        """Cut the segment if the next boundary could admit `seq`: what blocks the head goes on blocking it."""
-        if self._steps > 1 and self._waiting[0] is seq and self._has_room():
-            self._need_boundary()
-
-    def _arrived_unseen(self, seq: Any) -> None:
-        """Cut the segment at the boundary that may admit `seq`, unless others come first."""
-        if self._steps > 1 and self._arriving[0] is seq and self._arrival_matters():
-            self._cut(max(self._steps_until_seen(self._since), self._ended_steps() + 1))
-
-    def _steps_until_seen(self, begin_t: int) -> int:
-        """Steps of the segment that began at `begin_t` up to the boundary at which the first arrival is visible."""
-        span = self._arriving[0].visible_t - begin_t
-        steps = steps_within(self._alpha, self._beta, span - 1) + 1 if span > 0 else 0
-        return steps + 1 if self._cost.lag or not steps else steps
-
-    def _need_boundary(self) -> None:
-        """End the segment at the next boundary."""
-        if self._steps > 1:
-            self._cut(self._ended_steps() + 1)
-
-    def _cut(self, steps: int) -> None:
-        """End the segment after so many of its steps."""
-        if steps < self._steps:
-            self._steps = steps
-            end = self._since + self._alpha * steps + self._beta * (steps * (steps - 1) // 2)
-            self._wake_in(end - self._env._now)  # type: ignore[operator]
-
-    def _wake_in(self, delay: int) -> None:
-        self._wake_version = version = self._wake_version + 1
-        self._clock.wake(self._on_wake, STEP + self._index, delay, version)
-
-    def _on_wake(self, event: Event) -> None:
-        if event._value == self._wake_version and self._state == BUSY:
-            self._boundary()
-
-    # Time inside a segment.
-
-    def _ended_steps(self) -> int:
-        """Steps of the segment in flight whose end has passed."""
-        span: int = self._env._now - self._since  # type: ignore[operator]
-        steps = steps_within(self._alpha, self._beta, span)
-        if (
-            steps
-            and self._alpha * steps + self._beta * (steps * (steps - 1) // 2) == span
-            and not self._clock.boundary_passed(self._index)
-        ):
-            steps -= 1
-        return steps
-
-    def _advance(self, steps: int) -> None:
-        """Count `steps` steps of the segment in flight as ended."""
-        batch = self._num_decoding
-        span = self._alpha * steps + self._beta * (steps * (steps - 1) // 2)
-        counters = self.counters
-        counters.num_steps += steps
-        counters.busy_t += span
-        counters.output_tokens += batch * steps
-        self._since += span
-        self._context += batch * steps
-        self._version_sum += self._step_version * steps
-        self._ended_version = self._step_version
-        self._iteration += steps
-        self._steps -= steps
-        self._alpha += self._beta * steps
-
-    def _catch_up(self) -> None:
-        """Count what has ended of a segment in flight; its end and its wake stay."""
-        if self._state == BUSY and self._steps > 1 and not self._in_boundary:
-            steps = self._ended_steps()
-            if steps:
-                self._pool.take(self._growth_after(steps))
-                self._advance(steps)
 
     def settle(self) -> None:
         """Bring `counters` up to the current tick, counting steps that have ended."""
@@ -248,12 +159,13 @@ class SkipEngine(Admission):
         batch = self._num_decoding
         cost = self._cost
         if self._prefilling:
-            tokens = attention_x2 = 0
+            tokens = attention_x2 = num_prefills = 0
             for seq, chunk in self._prefilling:
+                num_prefills += 1
                 tokens += chunk
                 attention_x2 += chunk * (2 * seq.computed + chunk)
             gpu = cost.mixed(batch, self._context + batch, tokens, attention_x2)
-            alpha = self._with_host(gpu, batch + tokens, batch + len(self._prefilling))
+            alpha = self._with_host(gpu, batch + tokens, batch + num_prefills)
             beta = 0
             steps = 1
         elif batch:
@@ -261,6 +173,12 @@ class SkipEngine(Admission):
             alpha = cost.base[batch] + per_context * (self._context + batch)
             beta = per_context * batch
             steps = 1 if one_step and self._waiting else self._segment_steps(batch)
+            host = cost.decode_host[batch]
+            if host > alpha:
+                # The host is the slower one until the contexts have grown enough.
+                if beta:
+                    steps = min(steps, (host - alpha + beta - 1) // beta)
+                alpha, beta = host, 0
         else:
             return False
         self._step_version = self.weight_version
@@ -274,7 +192,13 @@ class SkipEngine(Admission):
 
     def _segment_steps(self, batch: int) -> int:
         """Steps until a sequence finishes or blocks lack."""
-        steps = self._next_finish() - self._iteration
+        finishes = self._finishes
+        while True:
+            finish, admit_no, seq = finishes[0]
+            if seq.decoding and seq.admit_no == admit_no and seq.finish == finish:
+                break
+            heappop(finishes)
+        steps = finish - self._iteration
         block_size = self._block_size
         available = self._pool.free + self._pool.evictable
         if available >= batch * (steps // block_size + 1):

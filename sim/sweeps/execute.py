@@ -21,9 +21,10 @@ from libra.config.document import Document
 from libra.config.resolve import hash_tree
 from libra.core.invariants import InvariantViolation
 from libra.errors import PolicyError, UserError
+from libra.locks import in_use
 from libra.policies.failure import breach
 from libra.record.writer import Level
-from sim.locks import BusyError, in_use, wait_for_writer
+from sim.locks import BusyError, wait_for_writer
 from sim.provenance import Provenance
 from sim.simulation import simulate
 from sim.sweeps.grid import Cell, Grid

@@ -155,5 +155,15 @@ def fit_requests(
         max_nfev=25,
     )
     fitted = scaled(cost, REQUEST_COEFFICIENTS, solved.x)
-    scored = score(trace, replay(trace, fitted, settings, 1))
-    return TraceFit(fitted, {name: scored.error(name) for name in TRACE_FIGURES})
+    played = replay(trace, fitted, settings, 1)
+    scored = score(trace, played)
+    errors = {name: scored.error(name) for name in TRACE_FIGURES}
+    if not chosen.all():
+        rest = ~chosen
+        errors["held_out_mean_latency_s"] = _mean_error(played.latency_s[rest], trace.latency_s[rest])
+        errors["held_out_mean_ttft_s"] = _mean_error(played.ttft_s[rest], trace.ttft_s[rest])
+    return TraceFit(fitted, errors)
+
+
+def _mean_error(simulated: Floats, measured: Floats) -> float:
+    return float(simulated.mean() / measured.mean()) - 1.0

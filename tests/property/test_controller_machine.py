@@ -45,6 +45,7 @@ class ControllerMachine(RuleBasedStateMachine):
         steps=st.integers(1, 6),
         training=st.booleans(),
         turns=st.integers(1, 3),
+        early_tokens=st.booleans(),
     )
     def begin(
         self,
@@ -61,6 +62,7 @@ class ControllerMachine(RuleBasedStateMachine):
         steps,
         training,
         turns,
+        early_tokens,
     ) -> None:
         self.bound = max(bound, sync - 1)
         self.concurrent = concurrent
@@ -85,7 +87,9 @@ class ControllerMachine(RuleBasedStateMachine):
         )
         self.dropper = Dropper()
         core = controller(self.dropper, *parts, training=training, total_steps=steps, bound=self.bound)
-        self.world = FakeWorld(core, num_groups=groups, group_size=samples, turns=turns)
+        self.world = FakeWorld(
+            core, num_groups=groups, group_size=samples, turns=turns, early_tokens=early_tokens
+        )
         self.world.start((1, 2, 4))
 
     def over(self) -> bool:
@@ -155,12 +159,19 @@ class ControllerMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             assert self.world.controller.view.num_active <= self.concurrent
 
+    @invariant()
+    def no_trained_token_is_too_old(self) -> None:
+        """I5 by the world's own account of what made each token."""
+        if hasattr(self, "world"):
+            assert max(self.world.lags, default=0) <= self.bound
+
     def teardown(self) -> None:
         """From wherever the machine stopped, a world that works again brings the run to its end."""
         if not hasattr(self, "world"):
             return
         view = self.world.controller.view
         reason = self.world.run_to_end()
+        self.no_trained_token_is_too_old()
         assert reason in (EndReason.COMPLETED, EndReason.STEPS_DONE), {p: view.count(p) for p in Place}
         if reason is EndReason.COMPLETED:
             arrived = self.world.next_group * self.world.group_size

@@ -11,6 +11,7 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from benchmarks.engine_script import scaled as scaled_cost
 from libra.core.events import MetricsSampled
 from libra.core.ids import EndReason
 from libra.core.step import Step
@@ -49,15 +50,9 @@ def slower(small: Small, factor: int) -> Small:
 
 
 def slower_table(table: CostTable, factor: int) -> CostTable:
-    return CostTable(
-        [factor * ticks for ticks in table.base],
-        [factor * ticks for ticks in table.per_context],
-        factor * table.seq,
-        factor * table.prefill_base,
-        factor * table.prefill_token,
-        0,
-        factor * table.floor,
-    )
+    slow = scaled_cost(table, factor)
+    slow.attention = 0  # it is quantised after the sum
+    return slow
 
 
 def slower_plan(plan: ReplicaPlan, factor: int) -> ReplicaPlan:

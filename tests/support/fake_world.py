@@ -53,7 +53,12 @@ def policies(
 
 @dataclass
 class FakeWorld:
-    """Feeds a controller and keeps what it asked for. `turns_left` decides how long an episode is."""
+    """Feeds a controller and keeps what it asked for. `turns` decides how long an episode is.
+
+    early_tokens: the first token of a turn is made when it is submitted, by the weights of then; otherwise all are
+    made when it ends. made_by: oldest version of a trajectory's tokens. lags: by how many versions the oldest token
+    of each train step lagged when it began, by this world's own account.
+    """
 
     controller: Controller
     num_groups: int = 4
@@ -69,6 +74,10 @@ class FakeWorld:
     down: set[int] = field(default_factory=set)
     weights: dict[ReplicaId, int] = field(default_factory=dict)
     dropped: list[TrajectoryId] = field(default_factory=list)
+    early_tokens: bool = False
+    submitted_to: dict[ActionId, WeightVersion] = field(default_factory=dict)
+    made_by: dict[TrajectoryId, int] = field(default_factory=dict)
+    lags: list[int] = field(default_factory=list)
 
     def send(self, event: ev.Event) -> Sequence[act.Action]:
         """Hand over an event; what it closes is no longer pending, what it asks for is."""
@@ -85,7 +94,30 @@ class FakeWorld:
                     action, act.StartReplica
                 ):  # it reads its weights now, and may be ready much later
                     self.weights[action.replica_id] = self.published
+                elif isinstance(action, act.SubmitTurn):
+                    self.submitted_to[ActionId(action_id)] = self._weights_of(action)
+                elif isinstance(action, act.StartTrainStep):
+                    self.lags.append(self.version - self._oldest_of(action))
         return step.actions
+
+    def _weights_of(self, action: act.SubmitTurn) -> WeightVersion:
+        return self.controller.view.replicas[action.replica_id].weight_version
+
+    def _oldest_of(self, action: act.StartTrainStep) -> int:
+        groups = self.controller.view.groups
+        members = [m.trajectory_id for group_id in action.group_ids for m in groups[group_id].members()]
+        return min(self.made_by[member] for member in members)
+
+    def _versions(
+        self, action_id: ActionId, action: act.SubmitTurn, output_tokens: int
+    ) -> tuple[WeightVersion, WeightVersion]:
+        """Of the first and the last token of a turn that ends now."""
+        last = self._weights_of(action)
+        first = self.submitted_to.pop(action_id) if self.early_tokens else last
+        if output_tokens:
+            trajectory = action.trajectory_id
+            self.made_by[trajectory] = min(first, self.made_by.get(trajectory, first))
+        return first, last
 
     def start(self, tps: Sequence[int] = (1, 2), supply: Supply = Supply.PULL) -> None:
         """RunStarted and the replicas."""
@@ -140,8 +172,7 @@ class FakeWorld:
 
     def finish_turn(self, action_id: ActionId, action: act.SubmitTurn, output_tokens: int = 10) -> None:
         """The turn ends well; the episode goes on or into its last call."""
-        view = self.controller.view
-        version = view.replicas[action.replica_id].weight_version
+        first, last = self._versions(action_id, action, output_tokens)
         self.send(
             ev.TurnFinished(
                 action_id,
@@ -153,9 +184,9 @@ class FakeWorld:
                 0,
                 0,
                 0,
-                version,
-                version,
-                version * output_tokens,
+                first,
+                last,
+                last * output_tokens,
                 self.now,
                 self.now,
                 self.now,
@@ -170,7 +201,7 @@ class FakeWorld:
         """The turn ends badly."""
         action = self.pending[action_id]
         assert isinstance(action, act.SubmitTurn)
-        version = self.controller.view.replicas[action.replica_id].weight_version
+        first, last = self._versions(action_id, action, output_tokens)
         self.send(
             ev.TurnFailed(
                 action_id,
@@ -183,8 +214,8 @@ class FakeWorld:
                 0,
                 0,
                 0,
-                version,
-                version,
+                first,
+                last,
                 0,
                 self.now,
                 self.now,

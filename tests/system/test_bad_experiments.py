@@ -128,6 +128,31 @@ MISTAKES = {
         "tiny.yaml:14: heterogeneous_rollout.instances: ",
         "use a larger tp or gpu_memory_utilization",
     ),
+    "trainer that does not fit": (
+        {"trainer.train_tp_size": 1, "trainer.train_pp_size": 1},
+        "tiny.yaml:21: trainer: Qwen3-8B at DP 4 needs 186.1 GiB of 79.18 on each H100: weights 15.3, ",
+        "optimizer 22.9, activations 21.7, logits 92.7, workspace 3.0; use more GPUs a replica (train_tp_size, ",
+    ),
+    "trainer on too few GPUs": (
+        {"train_gpus": 1},
+        "tiny.yaml:7: train_gpus: Qwen3-8B at DP 1 needs ",
+        "or offload the optimizer",
+    ),
+    "trainer of sizes that make no pool": (
+        {"trainer.train_tp_size": 3},
+        "tiny.yaml:21: trainer: no layout with TP 3 x PP any x CP 1 x DP any x EP any makes 4 GPUs",
+        "change a size in trainer or train_gpus",
+    ),
+    "trainer that cannot be built": (
+        {"trainer.train_tp_size": 4, "trainer.train_ep_size": 2},
+        "tiny.yaml:23: trainer.train_ep_size: Qwen3-8B has no experts",
+        "set 1",
+    ),
+    "trainer with a misspelt key": (
+        {"trainer.train_tp": 2},
+        "tiny.yaml:22: trainer.train_tp: unknown key",
+        "did you mean train_tp_size?",
+    ),
     "block larger than the memory": (
         {"heterogeneous_rollout.engine.block_size": 10**9},
         "tiny.yaml:18: heterogeneous_rollout.engine.block_size: ",

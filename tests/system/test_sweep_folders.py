@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
+from libra.locks import in_use
 from sim.cli.main import main
-from sim.locks import in_use, only_writer
+from sim.locks import only_writer
 from sim.sweeps import execute
 from tests.system.sweeping import check_whole, contents, finished_cells
 from tests.system.tiny import TURNS, write_experiment

@@ -19,7 +19,7 @@ TREE = yaml.safe_load(
     """
 name: x
 workload: {kind: preset, preset: terminal_agent}
-heterogeneous_rollout: {instances: [{tp: 2, count: 2}]}
+heterogeneous_rollout: {instances: [{tp: 2, count: 2}], max_model_len: 8192}
 train_gpus: 4
 batch_size: 8
 n_samples: 4

@@ -11,6 +11,7 @@ from libra.core.ids import (
     DropReason,
     FailureKind,
     GroupId,
+    NextStep,
     Place,
     ReplicaId,
     TrajectoryId,
@@ -110,6 +111,44 @@ def test_i5_too_old_a_group_is_not_trained_on():
     world.start()
     with breaks(5):
         world.run_to_end()
+
+
+def test_i5_counts_every_token_not_the_first_alone():
+    """The second turn goes to the replica that has not loaded yet."""
+    board = Board((1, 1), bound=1)
+    board.complete(0)
+    board.train(0)
+    board.publish()
+    board.load(0)
+    (moved,) = board.arrive(1)
+    board.begin(moved)
+    board.submit(moved, 0)
+    board.finish_turn(moved, last=False)
+    board.answer(moved, 200)
+    board.submit(moved, 1)
+    board.finish_turn(moved, last=True)
+    board.happens(ev.TrajectoryFinished(moved, 2, 1.0))
+    board.complete(2, version=1)
+    board.train(2)
+    with breaks(5):
+        board.train(1)
+
+
+def finished(submitted, *made):
+    return ev.TurnFinished(submitted, 0, 0, 0, 100, 5, 0, 0, 0, *made, 0.0, 0.0, 0.0, 0.0, NextStep.END, "")
+
+
+def failed(submitted, *made):
+    return ev.TurnFailed(submitted, 0, 0, 0, FailureKind.ABORTED, 100, 5, 0, 0, 0, *made, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("ended", [finished, failed])
+def test_i4_the_versions_of_a_turn_do_not_fall(ended):
+    board = Board()
+    board.begin(*board.arrive(0))
+    submitted = board.submit(0)
+    with breaks(4):
+        board.happens(ended(submitted, 1, 0, 3))
 
 
 def test_i6_an_event_closes_what_is_pending_and_lists_it():

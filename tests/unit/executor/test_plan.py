@@ -225,3 +225,30 @@ def test_a_check_loads_neither_torch_nor_vllm():
     code = f"import executor.cli.main, executor.run, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_sizes_of_the_shared_trainer_section_need_not_stand_twice(experiment):
+    """One file for both worlds: `trainer` at its top gives the simulator and the executor their layout."""
+    folder = experiment.parent
+    assert plan_of(folder, "trainer.train_tp_size=2").trainer.train_tp_size == 2
+    twice = ("trainer.train_tp_size=2", "executor.trainer.train_tp_size=2")
+    assert plan_of(folder, *twice).trainer.train_dp_size == 1
+    assert plan_of(folder, "executor.trainer.train_tp_size=2").trainer.train_tp_size == 2
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (
+            ("trainer.train_pp_size=1", "executor.trainer.train_pp_size=2"),
+            "executor.trainer.train_pp_size: 2, but trainer.train_pp_size is 1; give it once",
+        ),
+        (
+            ("trainer.train_cp_size=2",),
+            "trainer.train_cp_size: the executor's trainer has no context parallelism",
+        ),
+    ],
+)
+def test_layouts_that_the_executor_cannot_take_over(experiment, sets, message):
+    with pytest.raises(UserError, match=message):
+        plan_of(experiment.parent, *sets)

@@ -10,7 +10,8 @@ from executor.engines.fake_server import FakeServer
 from executor.preflight import check_machine, check_prompts, knock
 from executor.run import probe_tolerance
 from libra.errors import UserError
-from tests.support.fake_run import plan_of, tokens_of
+from tests.support.fake_run import plan_of, run_fake, tokens_of
+from tests.support.talk import Talk, TalkConfig
 
 
 def test_engines_of_others_must_answer():
@@ -92,3 +93,17 @@ def test_the_machine_is_refused_for_such_a_prompt(tmp_path, monkeypatch):
 def test_verification_takes_the_rounding_of_the_coarser_dtype(tmp_path, trainer, engines, tolerance):
     plan = plan_of(tmp_path, f"executor.trainer.dtype={trainer}", f"executor.engines.dtype={engines}")
     assert probe_tolerance(plan) == tolerance
+
+
+def test_the_environment_is_made_once_from_the_plan_to_the_end(tmp_path, monkeypatch):
+    made, make = [], Talk.__init__
+
+    def counted(self, config: TalkConfig) -> None:
+        made.append(self)
+        make(self, config)
+
+    monkeypatch.setattr(Talk, "__init__", counted)
+    talk = "workload.environment={kind: 'tests.support.talk:Talk'}"
+    run = run_fake(tmp_path, talk, on_driver=lambda run: check_prompts(run.plan, tokens_of(tmp_path)))
+    assert run.outcome.error is None
+    assert made == [run.plan.environment]

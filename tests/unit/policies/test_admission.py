@@ -37,6 +37,21 @@ def test_each_one_that_finishes_lets_one_in():
     assert named(board.ask(policy, finished), act.StartTrajectory) == [0, 1]
 
 
+def test_one_that_is_dropped_when_its_tool_returns_lets_one_in():
+    """Its turn had been aborted, and finished all the same. No other event may follow."""
+    board, policy = exhausted(Board()), gate(batch_size=1, n_samples=1)
+    board.arrive(0)
+    board.arrive(1)
+    board.begin(0)
+    board.submit(0)
+    board.finish_turn(0, last=False)
+    returned = board.answer(0, 200)
+    assert ev.ToolReturned not in policy.ignores
+    assert board.ask(policy, returned) == []
+    board.does(act.DropTrajectory(0, DropReason.STALE, ""))
+    assert named(board.ask(policy, returned), act.StartTrajectory) == [1]
+
+
 @pytest.mark.parametrize(("bound", "groups"), [(0, 2), (1, 4), (3, 8)])
 def test_at_version_0_one_more_batch_than_the_bound_may_start(bound, groups):
     board, policy = exhausted(Board()), gate(batch_size=4, max_head_offpolicyness=bound)

@@ -62,6 +62,50 @@ def test_waits_for_what_the_step_would_make_too_old(bound, step):
         assert groups_of(board.ask(policy_sees_it, done)) == [(0, 1, 9)]
 
 
+def test_waits_as_if_those_under_way_went_on_at_the_replica_that_lags_most():
+    board, policy = Board((1, 1), bound=1), loop(batch_size=2, partial_rollout=False)
+    board.complete(0)
+    board.train(0)
+    board.publish()
+    board.load(0)
+    (trajectory,) = board.arrive(9)
+    board.begin(trajectory)
+    board.submit(trajectory, 0)
+    board.complete(1, version=1)
+    assert groups_of(board.ask(policy)) == []
+    board.load(1)
+    assert groups_of(board.ask(policy)) == [(1,)]
+
+
+def test_nobody_is_waited_for_where_nobody_is_under_way():
+    """More groups than the steps before their limit take. Admission's gate prevents that; others' need not."""
+    board, policy = Board(bound=0), loop(max_head_offpolicyness=0, batch_size=2)
+    board.complete(0)
+    board.complete(1)
+    assert groups_of(board.ask(policy)) == [(0,)]
+    trained = board.happens(ev.TrainStepFinished(board.next_action - 1, 1, 2, 220, 0.0, 0.0))
+    actions = board.ask(policy, trained)
+    assert named(actions, act.DropTrajectory) == [2, 3]
+    assert {a.drop_reason for a in actions if isinstance(a, act.DropTrajectory)} == {DropReason.STALE}
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "drop"])
+def test_a_group_that_finishes_too_old_is_given_up(on_stale):
+    """It was not when the last step ended; since then it has been served by weights that lag further than allowed."""
+    board, policy = Board((1, 1), bound=1), loop(batch_size=2, on_stale=on_stale)
+    for group in (0, 1):
+        board.complete(group, version=group)
+        board.train(group)
+    board.complete(2, version=2)
+    old, fresh = board.complete(3, version=0), board.complete(4, version=1)
+    actions = board.ask(policy)
+    assert named(actions, act.DropTrajectory) == [6, 7]
+    assert old not in board.state.groups
+    assert groups_of(actions) == []  # a publication is due first
+    board.happens(ev.WeightsPublished(board.next_action - 3, 2, 0.0, 0.0))
+    assert groups_of(board.ask(policy)) == [(fresh,)]
+
+
 def test_on_stale_drop_does_not_wait():
     board, policy = Board(bound=0), loop(max_head_offpolicyness=0, on_stale="drop")
     under_way(board, 9)
