@@ -10,7 +10,8 @@ from libra.errors import UserError
 from sim.clock import STEP, Clock
 from sim.engine import make_engine
 from sim.engine.base import CostTable, EngineSpec, Request
-from sim.engine.skip import SkipEngine, steps_within
+from sim.engine.segment import steps_within
+from sim.engine.skip import SkipEngine
 
 
 def cost_of(base: int) -> CostTable:
