@@ -94,6 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("trace", type=Path)
     check.set_defaults(verb=inspect.check)
 
+    _add_list(verbs)
+    return parser
+
+
+def _add_list(verbs: Any) -> None:
     listing = verbs.add_parser(
         "list",
         help="what there is: policies, presets, experiments, metrics, hardware, costs and their sources",
@@ -105,7 +110,6 @@ def _parser() -> argparse.ArgumentParser:
         choices=["all", "policies", "presets", "experiments", "metrics", "hardware", "costs"],
     )
     listing.set_defaults(verb=inspect.listing)
-    return parser
 
 
 def _add_replay(verbs: Any) -> None:
