@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from libra import compiled
 from libra.config.resolve import Resolved
 from libra.config.schema import ExperimentConfig
 from libra.core.ids import EndReason, NodeId, ReplicaId
@@ -195,6 +196,7 @@ def _run_info(resolved: Resolved, known: Provenance) -> Callable[[EndReason], Ru
             policies=hashes,
             packages=packages,
             code_hash=known.code_hash,
+            compiled=compiled.in_use,
             cell=known.cell,
             calibration_id=known.calibration_id or priced_by(resolved),
         )

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
+from libra import compiled
 from libra.config.document import Document, apply_sets, load_document
 from libra.config.resolve import Resolved, hash_tree, resolve, to_plain
 from libra.errors import UserError
@@ -25,6 +26,8 @@ from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
 def load(args: argparse.Namespace) -> Document:
     """The experiment with the command line's overrides."""
+    if compiled.notice():
+        print(f"note: {compiled.notice()}", file=sys.stderr)
     document = load_document(args.experiment)
     mixed = ["cost.rollout.allow_mixed=true"] if args.allow_mixed else []
     apply_sets(document, [*args.sets, *mixed])
