@@ -119,6 +119,15 @@ class SimDriver:
 
     def run(self) -> EndReason:
         """Simulate to the end of the run and return why it ended."""
+        advance = self.clock.advance
+        with rare_collections():
+            self._begin()
+            while self._end_reason is None:  # the time limit is armed: there is a next event
+                advance()
+        self.engines.close()
+        return self._end_reason
+
+    def _begin(self) -> None:
         # Replicas are there when the run begins: their events come before what the first one leads to.
         self._inbox.append(ev.RunStarted(self._source.supply))
         self._handling = True
@@ -130,13 +139,6 @@ class SimDriver:
         if self._config.metrics_period_s > 0:
             self._clock_sample()
         self.clock.call_later(to_ticks(self._config.max_sim_s), lambda: self._end(EndReason.TIME_LIMIT))
-        advance = self.clock.advance
-        with rare_collections():
-            while self._end_reason is None:  # the time limit is armed: there is a next event
-                advance()
-        self.engines.close()
-        assert self._end_reason is not None
-        return self._end_reason
 
     def emit(self, event: ev.Event) -> None:
         """Queue an event, and handle the queue unless that is going on already."""
