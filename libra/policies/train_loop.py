@@ -176,11 +176,23 @@ class TrainLoop:
         if len(complete) < self._groups_per_step:
             over = view.source_exhausted and not view.backlog and not view.num_active and not view.fetching
             return list(complete.values()) if over else []
+        waits = self._config.on_stale == "wait"
+        if waits and self._awaits_old(view):
+            return []
         oldest_first = sorted(complete.values(), key=lambda group: group.version_min)
         batch = oldest_first[: self._groups_per_step]
-        if self._config.on_stale == "wait" and not self._rest_stays_fresh(batch, view):
+        if waits and not self._rest_stays_fresh(batch, view):
             return []
         return batch
+
+    def _awaits_old(self, view: ClusterView) -> bool:
+        """Whether a group under way would be too old after the next step: the usual reason to wait, found at once."""
+        limit = self._oldest_allowed(view) + 1
+        complete = view.complete_groups
+        return any(
+            0 <= group.version_min < limit and group_id not in complete
+            for group_id, group in view.groups.items()  # oldest first
+        )
 
     def _rest_stays_fresh(self, batch: list[GroupView], view: ClusterView) -> bool:
         """Whether all groups that have begun could still be consumed in time, oldest first, after a step on `batch`.

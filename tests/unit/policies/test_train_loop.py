@@ -1,6 +1,10 @@
 """Which groups a step takes, when it waits, when weights go out and what is given up."""
 
+from types import SimpleNamespace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from libra.core import actions as act
 from libra.core import events as ev
@@ -345,3 +349,23 @@ def test_a_load_that_fails_is_tried_again_after_a_while_and_the_others_go_on():
     assert board.ask(policy) == []
     fired = board.happens(ev.TimerFired(board.next_action - 1, timer.key))
     assert [load.replica_id for load in board.ask(policy, fired)] == [0]
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(-1, 6), st.booleans()), max_size=12
+)  # oldest version, whether complete
+
+
+@given(GROUPS, st.integers(0, 6), st.integers(0, 6), st.integers(0, 3))
+def test_the_quick_reason_to_wait_is_one_for_the_full_check(groups, trained, serving, bound):
+    every = {
+        i: SimpleNamespace(group_id=i, version_min=max(0, version) if complete else version, num_started=1)
+        for i, (version, complete) in enumerate(groups)
+    }
+    complete = {i: group for i, group in every.items() if groups[i][1]}
+    trainer = SimpleNamespace(version=trained)
+    view = SimpleNamespace(groups=every, complete_groups=complete, serving_version=serving, trainer=trainer)
+    policy = loop(max_head_offpolicyness=bound)
+    batch = sorted(complete.values(), key=lambda group: group.version_min)[:2]
+    if policy._awaits_old(view):
+        assert not policy._rest_stays_fresh(batch, view)
