@@ -11,11 +11,11 @@ nothing, reads no clock and performs nothing, so the same events always give the
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from libra.core.actions import Action
 from libra.core.apply import apply
+from libra.core.controller_config import ControllerConfig as ControllerConfig
 from libra.core.events import Event
 from libra.core.ids import ActionId, EndReason, EventSeq, Supply
 from libra.core.invariants import InvariantViolation
@@ -24,27 +24,12 @@ from libra.core.state import ClusterState
 from libra.core.step import Step
 from libra.core.views import ClusterView
 from libra.policies.base import Policy
-from libra.policies.failure import asking, ignored_by, policy_error
+from libra.policies.failure import NOTHING_YET, asking, ignored_by, raise_policy_error
 from libra.policies.guard import Guard
 
 _NONE: tuple[Action, ...] = ()
 
 OnEvent: TypeAlias = Callable[[float, Event, ClusterView], Iterable[Action]]
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerConfig:
-    """What the controller itself has to know.
-
-    training: trajectories are consumed by a trainer. total_steps: the run ends after this train step.
-    max_head_offpolicyness: the bound of invariant I5. debug: recount all totals after every step, and watch that no
-    policy writes to its view (I10).
-    """
-
-    training: bool
-    total_steps: int
-    max_head_offpolicyness: int
-    debug: bool = False
 
 
 class Controller:
@@ -79,6 +64,7 @@ class Controller:
         if asked is None:
             asked = self._asked[type(event)] = self._who_answers(type(event))
         for on_event in asked:
+            action: Any = NOTHING_YET
             try:
                 actions = on_event(now, event, state)
                 if actions == ():
@@ -95,7 +81,7 @@ class Controller:
                 error.add_note(asking(_policy_of(on_event), self._next_seq, now, event))
                 raise
             except BaseException as error:  # SystemExit too: a policy does not end the program
-                raise policy_error(error, _policy_of(on_event), self._next_seq, now, event) from error
+                raise_policy_error(error, action, _policy_of(on_event), self._next_seq, now, event)
         seq = self._next_seq
         self._next_seq = seq + 1
         self._next_action_id = action_id

@@ -57,6 +57,7 @@ SOURCES: Final = (
     "sim/world/episodes.py",
     "sim/world/turn_request.py",
     "sim/world/unnoticed.py",
+    "libra/controller.py",
     "libra/core/apply.py",
     "libra/core/entities.py",
     "libra/core/load_index.py",

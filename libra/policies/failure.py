@@ -5,7 +5,7 @@ Only looked at when something was raised, so that asking a policy costs nothing 
 
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import Any, cast, get_args
+from typing import Any, NoReturn, cast, get_args
 
 from libra.core.actions import Action
 from libra.core.events import Event
@@ -13,7 +13,7 @@ from libra.core.invariants import InvariantViolation
 from libra.errors import PolicyError
 
 _ACTIONS: tuple[type[Any], ...] = get_args(Action)
-_NOTHING_YET: Any = object()
+NOTHING_YET: Any = object()
 
 
 def name_of(policy: type[Any]) -> str:
@@ -26,15 +26,17 @@ def asking(policy: object, seq: int, now_s: float, event: Event) -> str:
     return f"policy {name_of(type(policy))} at seq {seq}, t={now_s:.6g}s, on {type(event).__name__}"
 
 
-def policy_error(error: BaseException, policy: object, seq: int, now_s: float, event: Event) -> PolicyError:
-    """What to raise where asking `policy` about `event` raised `error`; call it from the handler of `error`.
+def raise_policy_error(
+    error: BaseException, action: object, policy: object, seq: int, now_s: float, event: Event
+) -> NoReturn:
+    """Raise PolicyError where asking `policy` about `event` raised `error`; call it from the handler of `error`.
 
-    The frame that handles the error must hold the answer's items as `action`: one that is no action is named.
+    action: the item of the answer at which it was raised, NOTHING_YET before the first.
     """
-    return PolicyError(
+    raise PolicyError(
         f"policy {name_of(type(policy))} failed at seq {seq}, t={now_s:.6g}s, on {type(event).__name__}: "
-        f"{_bad_answer(error) or described(error, type(policy).__module__)}"
-    )
+        f"{_bad_answer(error, action) or described(error, type(policy).__module__)}"
+    ) from error
 
 
 def ignored_by(policy: object) -> frozenset[type]:
@@ -66,7 +68,7 @@ def described(error: BaseException, module: str) -> str:
     return f"{text} ({own[-1]})" if own and not isinstance(error, SyntaxError) else text  # that names its own
 
 
-def _bad_answer(error: BaseException) -> str:
+def _bad_answer(error: BaseException, action: object) -> str:
     """What is wrong with the answer, where it is not a policy's own code that raised the error."""
     trace = error.__traceback__
     if trace is None:
@@ -74,8 +76,7 @@ def _bad_answer(error: BaseException) -> str:
     mend = "; on_event must return an iterable of actions, () for none"
     if trace.tb_next is None:
         return f"it answered with no iterable ({error}){mend}"
-    action = trace.tb_frame.f_locals.get("action", _NOTHING_YET)
-    if action is _NOTHING_YET or isinstance(action, _ACTIONS):
+    if action is NOTHING_YET or isinstance(action, _ACTIONS):
         return ""
     return f"its answer holds {repr(action)[:80]}, which is no action{mend}"
 

@@ -26,7 +26,7 @@ from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
 def load(args: argparse.Namespace) -> Document:
     """The experiment with the command line's overrides."""
-    if compiled.notice():
+    if compiled.notice() and sys.stderr.isatty():  # a person waits
         print(f"note: {compiled.notice()}", file=sys.stderr)
     document = load_document(args.experiment)
     mixed = ["cost.rollout.allow_mixed=true"] if args.allow_mixed else []
