@@ -33,9 +33,9 @@ DEFAULT_UTILIZATION: Final = 0.9
 class RolloutCostConfig:
     """What prices the engines' steps.
 
-    calibrations: files made by `python -m sim calibrate`, relative to the working directory; none: the committed
-    ones. allow_mixed: let replicas be priced by calibrations of different engines, versions or GPUs, and by
-        estimates where a TP degree has no calibration.
+    calibrations: files made by `python -m sim calibrate`, relative to the experiment file; none: the committed ones.
+    allow_mixed: let replicas be priced by calibrations of different engines, versions or GPUs, and by estimates
+        where a TP degree has no calibration.
     """
 
     calibrations: tuple[str, ...] = ()
