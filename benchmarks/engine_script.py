@@ -23,7 +23,7 @@ from sim.engine.base import CostTable, Request
 from sim.engine.holds import IDLE
 
 HORIZON = 10**20  # ticks: long after the last event of any script
-RESULT_FIELDS = [name for name in Request.__slots__ if name != "state"]
+RESULT_FIELDS = sorted(name for name in dir(Request) if name[0] != "_" and name != "state")
 COUNTERS = [
     "busy_t",
     "paused_t",

@@ -16,6 +16,7 @@ import sys
 from types import FrameType
 
 from benchmarks.stack import STACK_CASES, Measured, Recording, run_once
+from libra import compiled
 
 MIN_RATIO = 5.0
 MAX_CALLS_PER_TURN = 255.0
@@ -35,6 +36,8 @@ def main() -> int:
         "--gate", action="store_true", help="step48 with both engines; exit 1 below the ratio"
     )
     args = parser.parse_args()
+    if args.gate and compiled.in_use:
+        parser.error("--gate is for the sources (`make uncompiled`); compiled ones have benchmarks.compiled")
     if args.gate:
         return gate(args.reps, args.record)
     engines = args.engine.split(",")

@@ -2,3 +2,6 @@
 
 This package decides and records; it owns no clock and no engine. `libra.controller` is the place to start reading.
 """
+
+# Before any other module: this settles which of them are compiled.
+from libra import compiled as compiled

@@ -6,6 +6,8 @@ next to nothing; `python -m sim` is the command line.
 
 from typing import TYPE_CHECKING, Any
 
+import libra as libra  # before any module of this package: it settles which of them are compiled
+
 if TYPE_CHECKING:
     from sim.api import compare, run, sweep
 

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
-from simpy.core import EmptySchedule
-
 from libra.controller import Controller
 from libra.core import events as ev
 from libra.core.actions import SetTimer
@@ -132,13 +130,10 @@ class SimDriver:
         if self._config.metrics_period_s > 0:
             self._clock_sample()
         self.clock.call_later(to_ticks(self._config.max_sim_s), lambda: self._end(EndReason.TIME_LIMIT))
-        step = self.clock.env.step
-        try:
-            with rare_collections():
-                while self._end_reason is None:
-                    step()
-        except EmptySchedule:  # cannot happen while the time limit is armed
-            self._end(EndReason.STALLED)
+        advance = self.clock.advance
+        with rare_collections():
+            while self._end_reason is None:  # the time limit is armed: there is a next event
+                advance()
         self.engines.close()
         assert self._end_reason is not None
         return self._end_reason
@@ -155,7 +150,7 @@ class SimDriver:
         self._handling = True
         inbox = self._inbox
         handle, record, ports = self._controller.handle, self._record, self._ports
-        now = self.clock.env.now / TICKS_PER_S
+        now = self.clock.env._now / TICKS_PER_S
         if now != self._now_s:
             self._now_s = now
             self._num_at_once = 0

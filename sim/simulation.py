@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from libra import compiled
 from libra.config.resolve import Resolved
 from libra.config.schema import ExperimentConfig
 from libra.core.ids import EndReason, NodeId, ReplicaId
@@ -175,6 +176,12 @@ def _place(tp_list: list[int], gpus_per_node: int) -> list[int]:
     return nodes
 
 
+def priced_by(resolved: Resolved) -> str:
+    """Where the step times of each TP degree come from, in one line for the manifest."""
+    costs = resolved.experiment.rollout_costs()
+    return "; ".join(f"tp {tp}: {cost.source}" for tp, cost in sorted(costs.items()))
+
+
 def _run_info(resolved: Resolved, known: Provenance) -> Callable[[EndReason], RunInfo]:
     tree, hashes, packages = resolved.tree(), resolved.policy_hashes(), package_versions()
 
@@ -189,8 +196,9 @@ def _run_info(resolved: Resolved, known: Provenance) -> Callable[[EndReason], Ru
             policies=hashes,
             packages=packages,
             code_hash=known.code_hash,
+            compiled=compiled.in_use,
             cell=known.cell,
-            calibration_id=known.calibration_id,
+            calibration_id=known.calibration_id or priced_by(resolved),
         )
 
     return info

@@ -13,6 +13,7 @@ from executor.plan import RunPlan, make_plan
 from executor.preflight import check_machine
 from executor.run import Host, Outcome, execute
 from executor.run_folder import RunFolder
+from libra import compiled
 from libra.core.ids import EndReason
 from libra.core.invariants import InvariantViolation
 from libra.errors import PolicyError, UserError
@@ -84,6 +85,7 @@ def _host(plan: RunPlan) -> Host:
             policies=plan.resolved.policy_hashes(),
             packages=packages,
             code_hash=code_hash(SOURCES),
+            compiled=compiled.in_use,
             notes=notes,
         )
 

@@ -7,6 +7,7 @@ answer to the next. That is linear in what is live, so it is for tests and for a
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from inspect import isdatadescriptor
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
@@ -33,14 +34,24 @@ _OWN: Final = (
     "num_timers",
     "num_started_work",
 )
-_GROUP: Final = tuple(name for name in Group.__slots__ if name != "live")
-_FIELDS: Final = {"trajectories": Trajectory.__slots__, "groups": _GROUP, "replicas": Replica.__slots__}
+
+
+def _fields(cls: type) -> tuple[str, ...]:
+    """What its instances hold: slots, which a compiled class has under another name."""
+    return tuple(
+        sorted(name for name, member in vars(cls).items() if isdatadescriptor(member) and name[0] != "_")
+    )
+
+
+_GROUP: Final = tuple(name for name in _fields(Group) if name != "live")
+_FIELDS: Final = {"trajectories": _fields(Trajectory), "groups": _GROUP, "replicas": _fields(Replica)}
+_TRAINER: Final = _fields(Trainer)
 _END: Final = object()
 _own = attrgetter(*_OWN)
-_trainer = attrgetter(*Trainer.__slots__)
-_trajectory = attrgetter(*Trajectory.__slots__)
+_trainer = attrgetter(*_TRAINER)
+_trajectory = attrgetter(*_FIELDS["trajectories"])
 _group = attrgetter(*_GROUP)
-_replica = attrgetter(*Replica.__slots__)
+_replica = attrgetter(*_FIELDS["replicas"])
 
 
 class Guard:
@@ -85,7 +96,7 @@ def shown(state: ClusterState) -> Shown:
     return {
         **dict(zip(_OWN, _own(state), strict=True)),
         "counts": tuple(state.counts.values()),
-        "trainer": dict(zip(Trainer.__slots__, _trainer(state.trainer), strict=True)),
+        "trainer": dict(zip(_TRAINER, _trainer(state.trainer), strict=True)),
         "trajectories": {key: _trajectory(item) for key, item in state.trajectories.items()},
         "groups": {key: _group(item) for key, item in state.groups.items()},
         "members": {key: tuple(item.live) for key, item in state.groups.items()},

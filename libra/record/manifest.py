@@ -30,8 +30,9 @@ class RunInfo:
 
     config: the resolved configuration, plain values. commit, dirty: of the working tree. policies: role to
     SHA-256 of the policy's source. calibration_id: of the cost coefficients used. packages: see `package_versions`.
-    code_hash: of the sources that ran. notes: what ran otherwise than configured, one line each. cell: point and
-    seed in a sweep, None outside of one.
+    code_hash: of the sources that ran, or that compiled modules were made of. compiled: whether there were any
+    (`libra.compiled`; results are the same). notes: what ran otherwise than configured, one line each. cell: point
+    and seed in a sweep, None outside of one.
     """
 
     world: World
@@ -44,6 +45,7 @@ class RunInfo:
     policies: Mapping[str, str] = field(default_factory=dict[str, str])
     packages: Mapping[str, str] = field(default_factory=dict[str, str])
     code_hash: str = ""
+    compiled: bool = False
     notes: tuple[str, ...] = ()
     cell: Mapping[str, Any] | None = None
 
@@ -112,6 +114,7 @@ def manifest(
         "commit": info.commit,
         "dirty": info.dirty,
         "code_hash": info.code_hash,
+        "compiled": info.compiled,
         "notes": list(info.notes),
         "cell": None if info.cell is None else dict(info.cell),
         "calibration_id": info.calibration_id,

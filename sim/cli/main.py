@@ -81,16 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="where to write (default: into the directory)")
     report.set_defaults(verb=inspect.report)
 
-    replay = verbs.add_parser(
-        "replay", help="feed a run's events to a fresh controller; actions must be equal"
-    )
-    replay.add_argument(
-        "directory",
-        type=Path,
-        nargs="+",
-        help="run directories, sweeps (all their cells), or real runs (all their attempts)",
-    )
-    replay.set_defaults(verb=inspect.replay)
+    _add_replay(verbs)
 
     compare = verbs.add_parser("compare", help="figures of two runs side by side")
     compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
@@ -119,6 +110,19 @@ def _add_list(verbs: Any) -> None:
         choices=["all", "policies", "presets", "experiments", "metrics", "hardware", "costs"],
     )
     listing.set_defaults(verb=inspect.listing)
+
+
+def _add_replay(verbs: Any) -> None:
+    replay = verbs.add_parser(
+        "replay", help="feed a run's events to a fresh controller; actions must be equal"
+    )
+    replay.add_argument(
+        "directory",
+        type=Path,
+        nargs="+",
+        help="run directories, sweeps (all their cells), or real runs (all their attempts)",
+    )
+    replay.set_defaults(verb=inspect.replay)
 
 
 def _add_calibrate(verbs: Any) -> None:
@@ -204,6 +208,11 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", type=Path, help=EXPERIMENT_HELP)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY.PATH=VALUE", dest="sets", help="override a value"
+    )
+    parser.add_argument(
+        "--allow-mixed",
+        action="store_true",
+        help="let replicas be priced by different sources, and say which (cost.rollout.allow_mixed)",
     )
     parser.add_argument(
         "--show-config", action="store_true", help="print every value and where it came from, then stop"

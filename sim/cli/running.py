@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
+from libra import compiled
 from libra.config.document import Document, apply_sets, load_document
 from libra.config.resolve import Resolved, hash_tree, resolve, to_plain
 from libra.errors import UserError
@@ -18,15 +19,18 @@ from libra.record.metrics import METRICS
 from sim.config import SimConfig
 from sim.endings import cells_cut_off, cut_off_message
 from sim.provenance import provenance
-from sim.simulation import build_world, simulate
+from sim.simulation import build_world, priced_by, simulate
 from sim.sweeps.execute import CELLS, SWEEP_FILE, CellResult, prepare, run_grid
 from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
 
 
 def load(args: argparse.Namespace) -> Document:
     """The experiment with the command line's overrides."""
+    if compiled.notice():
+        print(f"note: {compiled.notice()}", file=sys.stderr)
     document = load_document(args.experiment)
-    apply_sets(document, args.sets)
+    mixed = ["cost.rollout.allow_mixed=true"] if args.allow_mixed else []
+    apply_sets(document, [*args.sets, *mixed])
     return document
 
 
@@ -37,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     resolved = resolve(document, {"sim": SimConfig})
     if args.show_config:
         return show_config(resolved)
+    if args.allow_mixed:
+        print(f"note: step times by source: {priced_by(resolved)}", file=sys.stderr)
     directory = args.out or Path("runs") / f"{resolved.experiment.name}-run"
     if args.fresh:
         _remove(directory, "manifest.json")

@@ -5,9 +5,9 @@ the running sequences as the reference does.
 """
 
 from abc import abstractmethod
-from typing import Any
 
-from sim.engine.base import QueueOrder, Request
+from sim.clock import Clock
+from sim.engine.base import CostTable, EngineSpec, OnEnd, QueueOrder, Request
 from sim.engine.blocks import BlockPool, Chain
 from sim.engine.queue import rank
 from sim.engine.shell import EngineShell
@@ -19,8 +19,10 @@ Hits = list[tuple[Chain, int]]
 class Admission(EngineShell):
     """The part of `SkipEngine` that deals with blocks and the queue."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, clock: Clock, index: int, spec: EngineSpec, cost: CostTable, on_end: OnEnd, weight_version: int
+    ) -> None:
+        super().__init__(clock, index, spec, cost, on_end, weight_version)
         self._block_size = self._spec.block_size
         self._pool = BlockPool(self._spec.num_blocks)
         self._running: dict[int, SkipSequence] = {}  # by admission number: oldest first

@@ -159,8 +159,8 @@ class BlockPool:
     def check(self) -> None:
         """Recount the extents; AssertionError if a total is wrong."""
         assert self.free >= 0
-        assert sum(extent.high - extent.low for extent in self.lru) == self.evictable
-        assert sum(len(chain.extents) for chain in self.chains.values()) == len(self.lru)
+        assert sum([extent.high - extent.low for extent in self.lru]) == self.evictable
+        assert sum([len(chain.extents) for chain in self.chains.values()]) == len(self.lru)
         for chain in self.chains.values():
             assert chain.generation == self.generation
             assert chain.top == max(chain.references, default=0)

@@ -7,8 +7,9 @@ from typing import Any
 
 from simpy.events import Event
 
-from sim.clock import STEP
+from sim.clock import STEP, Clock
 from sim.engine.admission import Admission
+from sim.engine.base import CostTable, EngineSpec, OnEnd
 from sim.engine.holds import BUSY
 from sim.engine.segment import steps_within
 
@@ -16,8 +17,10 @@ from sim.engine.segment import steps_within
 class Flight(Admission):
     """The part of `SkipEngine` that keeps a segment's time."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, clock: Clock, index: int, spec: EngineSpec, cost: CostTable, on_end: OnEnd, weight_version: int
+    ) -> None:
+        super().__init__(clock, index, spec, cost, on_end, weight_version)
         self._wake_version = 0
         # The segment in flight: `_since` + ... is its time; iteration `_iteration` is scheduled.
         self._steps = 0
@@ -53,7 +56,7 @@ class Flight(Admission):
         if steps < self._steps:
             self._steps = steps
             end = self._since + self._alpha * steps + self._beta * (steps * (steps - 1) // 2)
-            self._wake_in(end - self._env._now)  # type: ignore[operator]
+            self._wake_in(end - self._env._now)
 
     def _wake_in(self, delay: int) -> None:
         self._wake_version = version = self._wake_version + 1
@@ -67,7 +70,7 @@ class Flight(Admission):
 
     def _ended_steps(self) -> int:
         """Steps of the segment in flight whose end has passed."""
-        span: int = self._env._now - self._since  # type: ignore[operator]
+        span: int = self._env._now - self._since
         steps = steps_within(self._alpha, self._beta, span)
         if (
             steps

@@ -60,7 +60,9 @@ class PriorityQueue:
         """Add a request in its place."""
         insort(self.items, item, key=rank)
 
-    push_back = push
+    def push_back(self, item: Queued) -> None:
+        """Put a preempted request back: in its place."""
+        self.push(item)
 
     def pop_head(self) -> None:
         """Take the head out."""

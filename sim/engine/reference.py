@@ -9,8 +9,8 @@ from typing import Any
 
 from simpy.events import Event
 
-from sim.clock import STEP
-from sim.engine.base import QueueOrder, Request
+from sim.clock import STEP, Clock
+from sim.engine.base import CostTable, EngineSpec, OnEnd, QueueOrder, Request
 from sim.engine.holds import BUSY
 from sim.engine.queue import admission_order, rank
 from sim.engine.reference_admission import ReferenceAdmission
@@ -21,8 +21,10 @@ from sim.engine.reference_sequence import ReferenceSequence
 class ReferenceEngine(ReferenceAdmission):
     """A replica, step by step. See `sim.engine.base.Engine`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, clock: Clock, index: int, spec: EngineSpec, cost: CostTable, on_end: OnEnd, weight_version: int
+    ) -> None:
+        super().__init__(clock, index, spec, cost, on_end, weight_version)
         self._ended_version = self.weight_version  # weights of the latest step that has ended
         self._was_preempted = False  # anybody, in this boundary
 
@@ -64,7 +66,7 @@ class ReferenceEngine(ReferenceAdmission):
             self._boundary()
 
     def _complete(self) -> list[Request]:
-        now: int = self._env._now  # type: ignore[assignment]
+        now: int = self._env._now
         counters = self.counters
         counters.num_steps += 1
         counters.busy_t += now - self._since
@@ -166,7 +168,7 @@ class ReferenceEngine(ReferenceAdmission):
     def _drop_preempted(self) -> int:
         """Take the preempted out of the decoding ones; their context counted anew."""
         self._decoding = [seq for seq in self._decoding if seq.running]
-        return sum(seq.computed + 1 for seq in self._decoding)
+        return sum([seq.computed + 1 for seq in self._decoding])
 
     def _grow_one(self, seq: ReferenceSequence, computed: int) -> None:
         """A new block for a decoding sequence whose blocks are full, or the hash entry of the one it fills."""

@@ -1,7 +1,7 @@
 """Admission on the reference engine (rule E5): prefix hits block by block, and who may add to which chain."""
 
-from typing import Any
-
+from sim.clock import Clock
+from sim.engine.base import CostTable, EngineSpec, OnEnd
 from sim.engine.reference_blocks import Block, BlockTable
 from sim.engine.reference_sequence import ReferenceSequence
 from sim.engine.shell import EngineShell
@@ -10,8 +10,10 @@ from sim.engine.shell import EngineShell
 class ReferenceAdmission(EngineShell):
     """The part of `ReferenceEngine` that deals with the queue and the hash table."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, clock: Clock, index: int, spec: EngineSpec, cost: CostTable, on_end: OnEnd, weight_version: int
+    ) -> None:
+        super().__init__(clock, index, spec, cost, on_end, weight_version)
         self._table = BlockTable(self._spec.num_blocks)
         self._decoding: list[ReferenceSequence] = []  # oldest first
         self._prefilling: list[tuple[ReferenceSequence, int]] = []  # of the step in flight: (sequence, chunk)

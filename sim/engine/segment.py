@@ -9,7 +9,7 @@ def steps_within(alpha: int, beta: int, span: int) -> int:
     Needs alpha >= beta >= 0 and alpha > 0, as any segment has (its context is at least its batch). The root is
     guessed in floats, then made exact.
     """
-    slope = alpha - beta / 2
+    slope = alpha - 0.5 * beta
     j = int(2 * span / (slope + sqrt(slope * slope + 2.0 * beta * span)))
     while alpha * j + beta * (j * (j - 1) // 2) > span:
         j -= 1

@@ -92,7 +92,7 @@ class EngineShell(Holds):
         """Queue a request, or end it at once if it can never fit or the engine has stopped."""
         request.arrival_index = self._num_arrivals
         self._num_arrivals += 1
-        request.submitted_t = self._env._now  # type: ignore[assignment]
+        request.submitted_t = self._env._now
         failure = self._refusal(request)
         if failure is not None:
             self._end(request, failure)

@@ -5,39 +5,19 @@ inside a replica is `sim.engine`'s business.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from operator import truediv
 
 from libra.core import actions as act
 from libra.core import events as ev
-from libra.core.ids import (
-    NO_ACTION,
-    ActionId,
-    FailureKind,
-    NodeId,
-    ReplicaId,
-    WeightVersion,
-)
+from libra.core.ids import NO_ACTION, ActionId, FailureKind, ReplicaId, WeightVersion
 from libra.ports import Emit, turn_unserved
 from sim.clock import Clock, to_seconds
 from sim.engine import make_engine
-from sim.engine.base import CostTable, Engine, EngineSpec, Request
+from sim.engine.base import Engine, Request
 from sim.world.episodes import Episode, Forks
+from sim.world.plan import ReplicaPlan
 from sim.world.turn_request import TurnRequest, failed_event, finished_event
 from sim.world.unnoticed import Unnoticed, went_down
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPlan:
-    """What a replica is made of. load_t: ticks to load weights; start_t: ticks from start to ready."""
-
-    replica_id: ReplicaId
-    tp: int
-    node_id: NodeId
-    spec: EngineSpec
-    cost: CostTable
-    slow_cost: CostTable
-    load_t: int
-    start_t: int
 
 
 class Replica:
@@ -219,7 +199,7 @@ class SimEngines:
             tuple(r.plan.replica_id for r, _ in up),
             tuple(engine.num_running for _, engine in up),
             tuple(engine.num_waiting for _, engine in up),
-            tuple(engine.used_blocks() / r.plan.spec.num_blocks for r, engine in up),
+            tuple(truediv(engine.used_blocks(), r.plan.spec.num_blocks) for r, engine in up),
         )
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 from typing import cast
 
-from simpy.events import Event, Timeout
+from simpy.events import Event
 
 from libra.core import events as ev
 from libra.core.actions import DropTrajectory, StartTrajectory
 from libra.core.ids import ActionId, ToolStatus
 from libra.ports import Emit
-from sim.clock import TICKS_PER_S, Clock, to_ticks
+from sim.clock import ARRIVAL, TICKS_PER_S, Clock, to_ticks
 from sim.world.episodes import Episode
 
 
@@ -42,11 +42,10 @@ class SimEnvironment:
         if latency_s > self._timeout_s:
             latency_s = self._timeout_s
         # The hot path of the world: one SimPy event per turn, without a closure.
-        returns = Timeout(self._clock.env, round(latency_s * TICKS_PER_S), (episode, turn))
-        returns.callbacks.append(self._returned)
+        self._clock.wake(self._returned, ARRIVAL, round(latency_s * TICKS_PER_S), (episode, turn))
 
     def _returned(self, returns: Event) -> None:
-        episode, turn = cast(tuple[Episode, int], returns.value)
+        episode, turn = cast(tuple[Episode, int], returns._value)
         if episode.dropped:
             return
         columns, row = episode.columns, episode.row + turn

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("libra", "sim", "executor", "benchmarks")
+PACKAGES = ("libra", "sim", "executor", "benchmarks", "tools")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 HEAVY = ("torch", "vllm", "ray", "megatron", "matplotlib", "pandas")
 

@@ -345,9 +345,10 @@ def test_more_gpus_compute_faster_and_talk_no_less(gpu, model, layout, num_token
     one, two = (TrainCost(gpu, model, each).step(num_tokens, 4000.0) for each in (layout, larger))
     assert two.compute_s < one.compute_s
     if degree == "tp":
-        assert two.tp_comm_s > one.tp_comm_s
-    if degree == "cp":
-        assert two.cp_comm_s > one.cp_comm_s
+        assert two.tp_comm_s >= one.tp_comm_s  # equal where both are at the least time of an operation
+    # Where PCIe is slower than the network, a ring that leaves the node is the faster one.
+    if degree == "cp" and gpu.nvlink_bytes_per_s:
+        assert two.cp_comm_s >= one.cp_comm_s
 
 
 @given(layouts, st.sampled_from([2, 4, 8]), tokens)

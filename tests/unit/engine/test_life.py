@@ -112,7 +112,7 @@ def test_a_request_that_breaks_the_contract_is_a_defect(bench: Any) -> None:
 def test_blocked_arrivals_cost_no_wakes() -> None:
     """Ninety arrivals at an engine whose batch is full leave the segment whole: 2 wakes for 500 tokens."""
     clock = Clock()
-    engine = SkipEngine(clock, 0, EngineSpec(max_num_seqs=1), cost_of(100), lambda request, kind: None)
+    engine = SkipEngine(clock, 0, EngineSpec(max_num_seqs=1), cost_of(100), lambda request, kind: None, 0)
     engine.submit(Request(0, 5, 500, ()))
     for tick in range(100, 1000, 10):
         clock.env.timeout(tick).callbacks.append(lambda event: engine.submit(Request(1, 5, 1, ())))
