@@ -161,7 +161,7 @@ def _tabled(gpu: Gpu, model: Model, tp: int, capacity_tokens: int) -> ReplicaCos
     host: dict[str, Any] = {
         "graph_host_s": model.num_layers * SHARES.graph_layer_s,
         "eager_host_s": model.num_layers * SHARES.eager_layer_s,
-        "host_per_seq_s": SHARES.host_seq_s,
+        "host_per_seq_s": SHARES.host_per_seq_s(tp),
         "admission_s": SHARES.admission_s,
         "admission_per_seq_s": SHARES.admission_seq_s,
         "dispersed_kv_factor": SHARES.dispersed_kv_factor,
