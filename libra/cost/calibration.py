@@ -227,12 +227,12 @@ def parse_calibration(content: Any, origin: str) -> Calibration:
     if both:
         raise UserError(f"{origin}: {both[0]} is both fitted and derived; remove one")
     values = {"experts_s": 0.0} | derived | fitted
+    for name in ("decode_base_s", "decode_per_context_token_s", "prefill_per_token_s"):
+        if not values.get(name, 0.0) > 0.0:
+            raise UserError(f"{origin}: coefficients: {name} is missing or 0; calibrate again")
     missing = [name for name in COEFFICIENTS if name not in values]
     if missing:
         raise UserError(f"{origin}: {missing[0]} is in neither coefficients nor derived; calibrate again")
-    for name in ("decode_base_s", "decode_per_context_token_s", "prefill_per_token_s"):
-        if not values[name] > 0.0:
-            raise UserError(f"{origin}: coefficients: {name} is missing or 0; calibrate again")
     experts = reader.section("experts", _Experts)
     cost = ReplicaCost(
         gpu=stamp.gpu,

@@ -214,7 +214,7 @@ class TestValidate:
     def test_the_development_trace_is_named_as_such(self, folder, capsys):
         argv = ["validate", "--calibration", str(folder / "cal.yaml"), "--trace", str(folder / "trace.csv")]
         assert main([*argv, "--concurrency", "20"]) == 0
-        assert "note: the calibration was fitted to this very trace" in capsys.readouterr().out
+        assert "note: the calibration was fitted to this very file" in capsys.readouterr().out
 
     def test_a_deadline_adds_what_ended_in_time(self, folder, tmp_path, capsys):
         out = tmp_path / "v.json"
@@ -247,8 +247,8 @@ class TestValidate:
         assert "prefix_hit_tokens" not in content["measured"]
         assert abs(content["signed_error"]["mean_latency_s"]) < 0.1
 
-    def test_what_the_engine_refuses_is_counted_and_nothing_is_made_up(self, tmp_path, capsys):
-        """An engine of ten blocks fits no turn: no figure, null errors, and not within any limit."""
+    def test_a_turn_that_the_engine_would_refuse_is_an_error(self, tmp_path, capsys):
+        """An engine of ten blocks fits no turn: nothing is compared, nothing is written."""
         cal = tmp_path / "cal.yaml"
         cal.write_text(to_yaml(calibration(known_cost(kv_capacity_tokens=160))))
         trace = tmp_path / "big.csv"
@@ -256,12 +256,9 @@ class TestValidate:
         out = tmp_path / "v.json"
         argv = ["validate", "--calibration", cal, "--trace", trace, "--concurrency", "1", "--json", out]
         argv = [str(each) for each in argv]
-        assert main(argv) == 0
-        assert "1 turns refused" in capsys.readouterr().out
-        content = json.loads(out.read_text())
-        assert content["num_refused"] == 1
-        assert content["signed_error"] == dict.fromkeys(ERROR_KEYS)
-        assert main([*argv, "--max-error", "1000"]) == 1
+        assert main(argv) == 2
+        assert "big.csv: turn 1 in order of trajectories has 5,010 tokens" in capsys.readouterr().err
+        assert not out.exists()
 
     @pytest.mark.parametrize(
         ("argv", "message"),
