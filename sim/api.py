@@ -45,7 +45,7 @@ from sim.provenance import provenance
 from sim.results import RunResult, SweepResult
 from sim.simulation import simulate
 from sim.sweeps.execute import CELLS, CellResult, prepare, run_grid
-from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
+from sim.sweeps.grid import expand, hash_files, hash_with_policies
 
 
 def run(
@@ -149,7 +149,7 @@ def sweep(
             grid,
             document,
             hash_with_policies(known.code_hash, resolved),
-            trace_hash=hash_workloads(resolved),
+            trace_hash=hash_files(resolved),
             level=record,
         )
         outcome = run_grid(

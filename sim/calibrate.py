@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from libra.cost.analytic import analytic_cost
+from libra.cost.analytic import SHARES, analytic_cost
 from libra.cost.calibration import COEFFICIENTS, Calibration, EngineSettings, Stamp
 from libra.cost.fit import fit_points
 from libra.cost.hardware import Model, find_gpu, find_model, kv_capacity_tokens, require_tp
@@ -31,6 +31,9 @@ from sim.traces.records import REQUEST_COLUMNS, TURN_COLUMNS, read_request_log, 
 
 ENGINE_WIDE: Final = ("host_per_seq_s", "admission_s", "admission_per_seq_s", "dispersed_kv_factor")
 """Coefficients of engine, host and GPU rather than of the model."""
+
+
+MAX_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,12 @@ def _settings(target: Target, measured_tokens: int) -> EngineSettings:
     capacity = target.kv_capacity_tokens or measured_tokens
     if not capacity:
         capacity = kv_capacity_tokens(find_gpu(target.gpu), find_model(target.model), target.tp)
+    if capacity < target.block_size or target.max_num_batched_tokens < target.max_num_seqs:
+        raise UserError(
+            f"{capacity} KV tokens in blocks of {target.block_size}, {target.max_num_batched_tokens} batched tokens "
+            f"for {target.max_num_seqs} sequences: no engine runs so; correct --kv-capacity-tokens, --block-size or "
+            "--max-num-batched-tokens"
+        )
     return EngineSettings(
         max_num_seqs=target.max_num_seqs,
         max_num_batched_tokens=target.max_num_batched_tokens,
@@ -212,11 +221,12 @@ def _settings(target: Target, measured_tokens: int) -> EngineSettings:
 def _engine_wide(start: ReplicaCost, known: ReplicaCost, model: Model) -> ReplicaCost:
     """Start from another model's engine: its host's levels grow with the layers."""
     layers = model.num_layers / find_model(known.model).num_layers
+    felt = SHARES.process_share(start.tp) / SHARES.process_share(known.tp)
     return replace(
         start,
         graph_host_s=known.graph_host_s * layers,
         eager_host_s=known.eager_host_s * layers,
-        **{name: getattr(known, name) for name in ENGINE_WIDE},
+        **{name: getattr(known, name) * (felt if name == "host_per_seq_s" else 1.0) for name in ENGINE_WIDE},
     )
 
 
@@ -231,7 +241,14 @@ def _from_points(
     if found.traces:
         if concurrency < 1:
             raise UserError(f"{found.traces[0]}: how many trajectories ran at once? give --concurrency")
-        trace_fit = fit_trace(read_turn_trace(found.traces[0]), cost, settings, concurrency)
+        trace = read_turn_trace(found.traces[0])
+        trace_fit = fit_trace(trace, cost, settings, concurrency)
+        # The mixed steps were fitted with a front end that the trace has now corrected; look again until they agree.
+        for _ in range(MAX_ROUNDS if found.points.mixed else 0):
+            cost, errors["mixed_mean"] = fit_host(found.points.mixed, trace_fit.cost, settings)
+            if cost.host_per_seq_s == trace_fit.cost.host_per_seq_s:
+                break
+            trace_fit = fit_trace(trace, cost, settings, concurrency)
         cost = trace_fit.cost
         fitted = (*fitted, "admission_per_seq_s", "dispersed_kv_factor")
         errors |= {f"trace_{name}": error for name, error in trace_fit.errors.items()}

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -129,6 +130,7 @@ def resolve(document: Document, blocks: Mapping[str, type[Any]]) -> Resolved:
         if name in blocks:
             private[name] = validate(blocks[name], {} if block is None else block, document, (name,))
     _locate_model(tree, document)
+    _locate_calibrations(tree, document)
     experiment = validate(ExperimentConfig, tree, document)
     policies: dict[Role, ChosenPolicy] = {}
     for role, section in _SECTIONS.items():
@@ -142,6 +144,18 @@ def _locate_model(tree: Tree, document: Document) -> None:
     if isinstance(name, str) and is_model_path(name):
         folder = document.folder_of(("model_arch_config",))
         tree["model_arch_config"] = str((folder / name).resolve())
+
+
+def _locate_calibrations(tree: Tree, document: Document) -> None:
+    """Likewise the files of `cost.rollout.calibrations`."""
+    path = ("cost", "rollout", "calibrations")
+    cost: Any = deepcopy(tree.get("cost"))  # the document keeps what its file says
+    rollout: Any = cast(Tree, cost).get("rollout") if isinstance(cost, dict) else None
+    names: Any = cast(Tree, rollout).get("calibrations") if isinstance(rollout, dict) else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in cast(list[Any], names)):
+        folder = document.folder_of(path)
+        rollout["calibrations"] = [str((folder / name).resolve()) for name in cast(list[str], names)]
+        tree["cost"] = cost
 
 
 def hash_tree(tree: Any) -> str:

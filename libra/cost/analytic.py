@@ -32,6 +32,8 @@ class AnalyticShares:
     buffers. graph_layer_s, eager_layer_s: the host's time per layer of a step with prefill, in piecewise graphs and
         without: 7.1 and 17.2 ms on 36 layers, 8.0 and 21.7 on 40 at TP 2. host_seq_s: per sequence in such a step
         (mixed steps of Qwen3-4B). prefill_base_share: fixed part of such a step, of the decode base.
+    workers_share: of host_seq_s, what is felt at TP > 1: 0.2 to 0.5 in the step logs of Qwen3-14B at TP 2 against
+        Qwen3-4B and 8B at TP 1.
     admission_s: time to first token of a single prompt beyond its step. admission_seq_s: per running sequence.
     dispersed_kv_factor: multi-turn runs against freshly filled caches, three models: 1.14 to 1.3.
     """
@@ -46,11 +48,20 @@ class AnalyticShares:
     all_reduce_s: float = 10e-6
     graph_layer_s: float = 0.2e-3
     eager_layer_s: float = 0.48e-3
-    host_seq_s: float = 0.12e-3
+    host_seq_s: float = 0.14e-3
+    workers_share: float = 0.3
     prefill_base_share: float = 0.8
     admission_s: float = 2e-3
     admission_seq_s: float = 0.1e-3
     dispersed_kv_factor: float = 1.2
+
+    def host_per_seq_s(self, tp: int) -> float:
+        """At TP > 1 launching is the workers' and scheduling the engine's own process, which work side by side."""
+        return self.host_seq_s * self.process_share(tp)
+
+    def process_share(self, tp: int) -> float:
+        """Share of the host's time per sequence that is felt."""
+        return 1.0 if tp == 1 else self.workers_share
 
 
 SHARES: Final = AnalyticShares()
@@ -92,7 +103,7 @@ def analytic_cost(
         graph_host_s=model.num_layers * shares.graph_layer_s,
         eager_host_s=model.num_layers * shares.eager_layer_s,
         kv_capacity_tokens=kv_capacity_tokens,
-        host_per_seq_s=shares.host_seq_s,
+        host_per_seq_s=shares.host_per_seq_s(tp),
         admission_s=shares.admission_s,
         admission_per_seq_s=shares.admission_seq_s,
         dispersed_kv_factor=shares.dispersed_kv_factor,

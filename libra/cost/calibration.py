@@ -161,7 +161,9 @@ def to_yaml(calibration: Calibration) -> str:
         "settings": asdict(calibration.settings),
         "coefficients": {name: values[name] for name in COEFFICIENTS if name in calibration.fitted},
         "derived": {
-            name: values[name] for name in COEFFICIENTS if name not in calibration.fitted and values[name]
+            name: values[name]
+            for name in COEFFICIENTS
+            if name not in calibration.fitted and (values[name] or name != "experts_s")
         },
         **_experts(cost),
         "errors": {name: round(value, 4) for name, value in calibration.errors.items()},
@@ -224,10 +226,13 @@ def parse_calibration(content: Any, origin: str) -> Calibration:
     both = sorted(set(fitted) & set(derived))
     if both:
         raise UserError(f"{origin}: {both[0]} is both fitted and derived; remove one")
-    values = {name: 0.0 for name in COEFFICIENTS} | {"dispersed_kv_factor": 1.0} | derived | fitted
+    values = {"experts_s": 0.0} | derived | fitted
     for name in ("decode_base_s", "decode_per_context_token_s", "prefill_per_token_s"):
-        if not values[name] > 0.0:
+        if not values.get(name, 0.0) > 0.0:
             raise UserError(f"{origin}: coefficients: {name} is missing or 0; calibrate again")
+    missing = [name for name in COEFFICIENTS if name not in values]
+    if missing:
+        raise UserError(f"{origin}: {missing[0]} is in neither coefficients nor derived; calibrate again")
     experts = reader.section("experts", _Experts)
     cost = ReplicaCost(
         gpu=stamp.gpu,

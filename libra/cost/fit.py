@@ -163,13 +163,14 @@ def _fit_prefill(rows: Sequence[tuple[int, float]], start: ReplicaCost, chunk_to
             seen = [cost.prompt_s(tokens, chunk_tokens) / seconds - 1.0 for tokens, seconds in kept]
             return np.array([*seen, *(PRIOR_WEIGHT * (factors - 1.0))])
 
-        solution = cast(  # pyright: ignore[reportUnknownVariableType]
-            Any,
-            least_squares(
-                residuals, np.ones(len(_PREFILL)), bounds=(0.02, 20.0), loss="soft_l1", f_scale=0.1
-            ),
-        )
-        factors: Floats = solution.x
+        def descend(factors: Floats) -> Any:
+            return cast(
+                Any, least_squares(residuals, factors, bounds=(0.02, 20.0), loss="soft_l1", f_scale=0.1)
+            )
+
+        # From above, too: a host's level that begins below what any point feels has no slope to leave by.
+        tries = [descend(np.array([1.0, 1.0, levels, levels])) for levels in (1.0, 3.0)]
+        factors: Floats = min(tries, key=lambda each: float(each.cost)).x
         return scaled(start, _PREFILL, factors)
 
     cost = solve(rows)

@@ -59,6 +59,7 @@ def read_points(path: Path) -> Points:
 
 
 def _grid(table: CsvTable) -> Points:
+    _check_kinds(table, ("decode", "prefill", "prefill_batch"))
     kinds = table.text("kind")
     batch, prompt = table.ints("batch", minimum=1), table.ints("prompt_tokens", minimum=1)
     output = table.ints("output_tokens", minimum=1)
@@ -78,6 +79,15 @@ def _grid(table: CsvTable) -> Points:
     return points
 
 
+def _check_kinds(table: CsvTable, known: tuple[str, ...]) -> None:
+    """UserError at the first row whose kind is none of these (or begins with one that ends in `_`)."""
+    for row, kind in enumerate(table.text("kind")):
+        if not any(kind == each or (each.endswith("_") and kind.startswith(each)) for each in known):
+            raise table.error(
+                row, "kind", f"{kind!r} is none of {', '.join(known)}; correct it or remove the row"
+            )
+
+
 def _is_measured(table: CsvTable, row: int, seconds: float) -> bool:
     """Whether a row holds a time; UserError for what is neither a time nor `UNMEASURED_S`."""
     if seconds > 0:
@@ -88,6 +98,7 @@ def _is_measured(table: CsvTable, row: int, seconds: float) -> bool:
 
 
 def _mixed(table: CsvTable) -> Points:
+    _check_kinds(table, ("decode", "prefill_alone", "mixed", "warm_prefix_"))
     kinds = table.text("kind")
     batch, param = table.ints("batch", minimum=1), table.ints("param")
     context = table.floats("context_tokens", required=True)

@@ -33,9 +33,9 @@ DEFAULT_UTILIZATION: Final = 0.9
 class RolloutCostConfig:
     """What prices the engines' steps.
 
-    calibrations: files made by `python -m sim calibrate`, relative to the working directory; none: the committed
-    ones. allow_mixed: let replicas be priced by calibrations of different engines, versions or GPUs, and by
-        estimates where a TP degree has no calibration.
+    calibrations: files made by `python -m sim calibrate`, relative to the experiment file; none: the committed ones.
+    allow_mixed: let replicas be priced by calibrations of different engines, versions or GPUs, and by estimates
+        where a TP degree has no calibration.
     """
 
     calibrations: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def _tabled(gpu: Gpu, model: Model, tp: int, capacity_tokens: int) -> ReplicaCos
     host: dict[str, Any] = {
         "graph_host_s": model.num_layers * SHARES.graph_layer_s,
         "eager_host_s": model.num_layers * SHARES.eager_layer_s,
-        "host_per_seq_s": SHARES.host_seq_s,
+        "host_per_seq_s": SHARES.host_per_seq_s(tp),
         "admission_s": SHARES.admission_s,
         "admission_per_seq_s": SHARES.admission_seq_s,
         "dispersed_kv_factor": SHARES.dispersed_kv_factor,

@@ -6,13 +6,14 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from libra.cost.calibration import COEFFICIENTS, Calibration, load_calibration, to_yaml
 from libra.errors import UserError
+from libra.record.manifest import file_sha256
 from sim.calibrate import Target, calibrate, transfer
 from sim.provenance import provenance
 from sim.results.text import columns_of_text
@@ -28,6 +29,7 @@ def calibrate_verb(args: argparse.Namespace) -> int:
             raise UserError(
                 "--transfer-from takes no measurements; leave the files out, or calibrate with them"
             )
+        _refuse_unused(args)
         made = transfer(load_calibration(args.transfer_from), _needed(args, "gpu"), _today(args))
     else:
         if not args.files:
@@ -41,6 +43,16 @@ def calibrate_verb(args: argparse.Namespace) -> int:
     _write(args.out, to_yaml(made))
     print(f"calibration: {args.out}", file=sys.stderr)
     return 0
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """A transfer keeps the engine and its settings: a flag about them would be silently ignored."""
+    settings = {each.name: each.default for each in fields(Target) if each.default is not MISSING}
+    defaults: dict[str, Any] = {**settings, "tp": 1, "engine": "vllm", "model": None, "engine_version": None}
+    defaults |= {"concurrency": 0, "hold_out_half": False, "engine_from": None}
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --transfer-from; leave it out")
 
 
 def _every(index: int) -> bool:
@@ -149,8 +161,8 @@ def _validate_trace(args: argparse.Namespace) -> int:
         f"simulated: {counters.num_steps:,} steps, {counters.num_preemptions:,} preemptions, "
         f"{counters.recomputed_tokens:,} tokens recomputed, {refused:,} turns refused"
     )
-    if calibration.stamp.development_trace == trace.path.name:
-        print("note: the calibration was fitted to this very trace; its errors here predict nothing")
+    if file_sha256(trace.path) in calibration.stamp.data.values():
+        print("note: the calibration was fitted to this very file; its errors here predict nothing")
     if args.json is not None:
         about: dict[str, Any] = {
             "calibration": str(args.calibration[0]),
@@ -186,13 +198,13 @@ def _one_calibration(args: argparse.Namespace) -> Calibration:
 
 
 def _read(args: argparse.Namespace, calibration: Calibration) -> Trace:
+    if args.deadline is not None and not 0 < args.deadline < math.inf:
+        raise UserError(f"--deadline {args.deadline:g}: give seconds above 0")
     if args.requests is not None:
         stamp = calibration.stamp
         return read_request_log(args.requests, stamp.gpu, stamp.model, stamp.tp)
     if args.concurrency < 1:
         raise UserError("--concurrency: how many trajectories ran at once? give 1 or more")
-    if args.deadline is not None and not args.deadline > 0:
-        raise UserError(f"--deadline {args.deadline:g}: give seconds above 0")
     return read_turn_trace(args.trace)
 
 
@@ -220,6 +232,8 @@ def _finite(values: Any) -> Any:
 
 def _write(path: Path, content: str | bytes) -> None:
     """Whole or not at all."""
+    if not path.name:
+        raise UserError("an empty file name; name the file to write")
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(content if isinstance(content, bytes) else content.encode())

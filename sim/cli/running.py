@@ -21,7 +21,7 @@ from sim.endings import cells_cut_off, cut_off_message
 from sim.provenance import provenance
 from sim.simulation import build_world, priced_by, simulate
 from sim.sweeps.execute import CELLS, SWEEP_FILE, CellResult, prepare, run_grid
-from sim.sweeps.grid import expand, hash_with_policies, hash_workloads
+from sim.sweeps.grid import expand, hash_files, hash_with_policies
 
 
 def load(args: argparse.Namespace) -> Document:
@@ -93,7 +93,7 @@ def sweep(args: argparse.Namespace) -> int:
         grid,
         document,
         hash_with_policies(known.code_hash, resolved),
-        trace_hash=hash_workloads(resolved),
+        trace_hash=hash_files(resolved),
         level=args.record,
     )
     errors: list[CellResult] = []

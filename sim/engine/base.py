@@ -32,7 +32,8 @@ E6. The step starts, with a duration from the cost table, which holds the host's
     there is one. A decoding sequence counts with all its tokens, the
     one that the step feeds included. A step with prefill also waits for the host to launch it: it ends no sooner
     than `host` ticks after the host began. That is the step's start; with `lag`, the host may have begun before, as
-    soon as it was done with the step that ended and no sooner than that one's start. No scheduled token: the engine
+    soon as it was done with the step that ended (a decode step took it decode_host) and no sooner than that one's
+    start. No scheduled token: the engine
     is idle.
 
 KV blocks hold `block_size` tokens. Prefix cache: the context of a request is a `path` of distinct chains, e.g.

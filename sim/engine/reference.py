@@ -72,7 +72,8 @@ class ReferenceEngine(ReferenceAdmission):
         counters.busy_t += now - self._since
         self._step_began_t = self._since
         if not self._prefilling:
-            self._head_start = now - self._since
+            host = self._cost.decode_host[len(self._decoding)]
+            self._head_start = max(0, now - self._since - host)
         self._since = now
         version = self.weight_version
         finished: list[ReferenceSequence] = []

@@ -46,7 +46,8 @@ class SkipEngine(Flight):
         last = self._alpha - self._beta
         self._step_began_t = self._since - last
         if not self._prefilling:
-            self._head_start = last
+            host = self._cost.decode_host[self._num_decoding]
+            self._head_start = last - host if last > host else 0
         finished: list[Request] = []
         finishes = self._finishes
         while finishes and finishes[0][0] <= self._iteration:

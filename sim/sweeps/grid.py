@@ -8,6 +8,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -90,16 +91,15 @@ def hash_with_policies(code_hash: str, resolved: Iterable[Resolved]) -> str:
     return hashlib.sha256("".join([code_hash, *sources]).encode()).hexdigest()
 
 
-def hash_workloads(resolved: Iterable[Resolved]) -> str:
-    """Hash of the files that the sweep's workloads are read from, empty if there are none.
+def hash_files(resolved: Iterable[Resolved]) -> str:
+    """Hash of the files that the sweep's workloads and calibrations are read from, empty if there are none.
 
     Raises UserError for a file that cannot be read.
     """
-    paths = {
-        path
-        for one in resolved
-        for path in workload_files(one.experiment.workload, base_dir=one.workload_folder)
-    }
+    paths: set[Path] = set()
+    for one in resolved:
+        paths.update(workload_files(one.experiment.workload, base_dir=one.workload_folder))
+        paths.update(map(Path, one.experiment.cost.rollout.calibrations))
     digests: list[str] = []
     for path in sorted(paths):
         try:

@@ -27,10 +27,9 @@ from sim.traces.mixed import mixed_step_s
 from sim.traces.records import Trace
 from sim.traces.scores import score
 
-HOST_SEQ_GRID_S: Final = tuple(step * 1e-5 for step in range(0, 41, 2))
-"""Candidates of host_per_seq_s; the mixed points decide to about a fifth of it, so a finer search would be for
-show.
-"""
+HOST_SEQ_STEPS_S: Final = (2e-5, 1e-5, 5e-6)
+"""host_per_seq_s is looked for on a grid of the first step up to `HOST_SEQ_MOST_S`, then between its points."""
+HOST_SEQ_MOST_S: Final = 4e-4
 
 TRACE_FIGURES: Final = {
     "makespan_s": 1.0,
@@ -42,6 +41,10 @@ TRACE_FIGURES: Final = {
     "p50_ttft_s": 0.5,
 }
 """Figures that a development trace is fitted by, with the weight of their errors."""
+
+KV_TRIES: Final = (0.9, 1.0, 1.1)
+BUSY_TRIES: Final = (0.5, 1.0, 1.5, 2.0, 3.0)
+"""Factors of the start that `fit_trace` looks at."""
 
 REQUEST_COEFFICIENTS: Final = (
     "decode_base_s",
@@ -68,7 +71,17 @@ def engine_spec(settings: EngineSettings) -> EngineSpec:
 
 
 def replay(trace: Trace, cost: ReplicaCost, settings: EngineSettings, concurrency: int) -> Played:
-    """Simulate a trace on an engine with these settings."""
+    """Simulate a trace on an engine with these settings. Raises UserError for a turn that the engine would refuse."""
+    longest = min(
+        settings.max_model_len, settings.kv_capacity_tokens // settings.block_size * settings.block_size + 1
+    )
+    tokens = trace.prompt_tokens + trace.output_tokens
+    if (tokens > longest).any():
+        turn = int(np.argmax(tokens > longest))
+        raise UserError(
+            f"{trace.path}: turn {turn + 1} in order of trajectories has {tokens[turn]:,} tokens, more than the "
+            f"{longest:,} that the calibrated engine takes; calibrate with its max_model_len and KV capacity"
+        )
     table = CostTable.from_cost(cost, settings.max_num_seqs)
     return play(trace, engine_spec(settings), table, concurrency)
 
@@ -77,6 +90,12 @@ def fit_host(
     rows: Sequence[tuple[int, int, int, float]], cost: ReplicaCost, settings: EngineSettings
 ) -> tuple[ReplicaCost, float]:
     """host_per_seq_s from mixed steps (batch, context, prefill tokens, s), and the mean absolute error it leaves."""
+    for _, context, tokens, _ in rows:
+        if max(context, tokens) + 1 >= settings.max_model_len:
+            raise UserError(
+                f"a mixed row of {max(context, tokens):,} tokens exceeds max_model_len {settings.max_model_len:,}; "
+                "give the engine's own (--max-model-len)"
+            )
     spec = engine_spec(settings)
     # Windows measure an engine that has just been filled: its KV blocks are not dispersed yet.
     fresh = replace(cost, dispersed_kv_factor=1.0)
@@ -86,9 +105,17 @@ def fit_host(
         predicted = [mixed_step_s(spec, table, batch, context, tokens) for batch, context, tokens, _ in rows]
         return np.array(predicted) / np.array([row[3] for row in rows]) - 1.0
 
-    tried = {per_seq_s: errors(per_seq_s) for per_seq_s in HOST_SEQ_GRID_S}
-    best = min(tried, key=lambda per_seq_s: float((tried[per_seq_s] ** 2).sum()))
-    return replace(cost, host_per_seq_s=best), float(np.abs(tried[best]).mean())
+    coarse, *finer = HOST_SEQ_STEPS_S
+    tried = {per_seq_s: errors(per_seq_s) for per_seq_s in np.arange(0.0, HOST_SEQ_MOST_S, coarse).tolist()}
+
+    def best() -> float:
+        return min(tried, key=lambda per_seq_s: float((tried[per_seq_s] ** 2).sum()))
+
+    for step in finer:
+        for per_seq_s in (best() - step, best() + step):
+            if per_seq_s >= 0.0:
+                tried[per_seq_s] = errors(per_seq_s)
+    return replace(cost, host_per_seq_s=best()), float(np.abs(tried[best()]).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +141,11 @@ def fit_trace(trace: Trace, cost: ReplicaCost, settings: EngineSettings, concurr
         seen = errors(factors)
         return sum((weight * seen[name]) ** 2 for name, weight in TRACE_FIGURES.items())
 
-    simplex = [[1.0, 1.0], [1.15, 1.0], [1.0, 2.0]]
+    # The loss is rough: look around first, then descend from the best.
+    first = min(((kv, busy) for kv in KV_TRIES for busy in BUSY_TRIES), key=lambda at: loss(np.array(at)))
+    simplex = [first, (first[0] * 1.05, first[1]), (first[0], first[1] * 1.25)]
     found: Any = minimize(
-        loss, simplex[0], method="Nelder-Mead", options={"initial_simplex": simplex, "maxfev": 60}
+        loss, first, method="Nelder-Mead", options={"initial_simplex": simplex, "maxfev": 70}
     )
     factors = np.maximum(found.x, 0.0)
     return TraceFit(scaled(cost, names, factors), errors(factors))

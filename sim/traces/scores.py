@@ -93,7 +93,7 @@ def _figures(
         "mean_tpot_s": float(tpot_s.mean()) if len(tpot_s) else float("nan"),
     }
     if deadline_s is not None:
-        in_time = end_s <= deadline_s
+        in_time = end_s - submit_s.min() <= deadline_s
         figures["turns_by_deadline"] = float(in_time.sum())
         figures["tokens_by_deadline"] = float(tokens[in_time].sum())
     return figures

@@ -224,7 +224,7 @@ def test_a_broken_file_is_named_with_its_key(tmp_path, place, value, message):
 def test_too_many_coefficients_in_a_file_are_refused_by_its_name(tmp_path):
     content = yaml.safe_load(to_yaml(calibration()))
     content["coefficients"] = dict.fromkeys(COEFFICIENTS[:11], 0.1)
-    content["derived"] = {}
+    content["derived"] = dict.fromkeys(COEFFICIENTS[11:], 0.1)
     path = tmp_path / "cal.yaml"
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as caught:

@@ -398,3 +398,16 @@ def test_e6_a_slower_table_from_the_next_step_on(bench: Any) -> None:
     second = bench.submit(1000, 2, prompt=5, output=1)
     bench.run()
     assert second.end_t == 4000
+
+
+def test_e6_without_graphs_a_decode_step_gives_the_host_no_head_start(bench: Any) -> None:
+    """The host launches the decode step itself (150 of its 150 ticks), so the next prefill waits for it in full."""
+    slow = CostTable([100] * 9, [1] * 9, 0, 50, 2, 0, 80, 0, True, decode_host=[0, *[150] * 8])
+    bench.engine(slow)
+    bench.submit(0, 1, prompt=5, output=9)  # its prefill ends at 80, by the host
+    second = bench.submit(
+        81, 2, prompt=5, output=1
+    )  # seen at 230, when the step that began at 80 ends: too late
+    bench.run()
+    assert second.started_t == 80 + 2 * 150
+    assert second.first_token_t == second.started_t + 80
