@@ -21,13 +21,13 @@ from libra.cost.analytic import SHARES, analytic_cost
 from libra.cost.calibration import COEFFICIENTS, Calibration, EngineSettings, Stamp
 from libra.cost.fit import fit_points
 from libra.cost.hardware import Model, find_gpu, find_model, kv_capacity_tokens, require_tp
-from libra.cost.points import Points, kind_of, read_points
+from libra.cost.points import TRACE_COLUMNS, Points, kind_of, read_points
 from libra.cost.rollout import ReplicaCost, captured_tokens
 from libra.errors import UserError
 from libra.record.manifest import file_sha256
 from libra.workloads.csv_table import read_csv
 from sim.traces.fitting import REQUEST_COEFFICIENTS, fit_host, fit_requests, fit_trace
-from sim.traces.records import REQUEST_COLUMNS, TURN_COLUMNS, read_request_log, read_turn_trace
+from sim.traces.records import REQUEST_COLUMNS, read_request_log, read_turn_trace
 
 ENGINE_WIDE: Final = ("host_per_seq_s", "admission_s", "admission_per_seq_s", "dispersed_kv_factor")
 """Coefficients of engine, host and GPU rather than of the model."""
@@ -159,7 +159,7 @@ def _sorted(files: Sequence[Path], target: Target) -> _Files:
         columns = read_csv(path).columns
         if kind_of(columns) != "other":
             found.points = found.points + read_points(path)
-        elif set(TURN_COLUMNS) <= set(columns):
+        elif set(TRACE_COLUMNS) <= set(columns):
             found.traces.append(path)
         elif set(REQUEST_COLUMNS) <= set(columns):
             found.requests.append(path)

@@ -24,13 +24,14 @@ from typing import Any
 
 from benchmarks.gpu.decode import run_decode
 from benchmarks.gpu.engine import Client, installed_vllm, open_requests, start
-from benchmarks.gpu.forms import GRID_COLUMNS, MIXED_COLUMNS, TRACE_COLUMNS, Table
+from benchmarks.gpu.forms import GRID_COLUMNS, MIXED_COLUMNS, Table
 from benchmarks.gpu.mixed import run_mixed
 from benchmarks.gpu.plan import PHASES, PLANS, Plan, parse_phases
 from benchmarks.gpu.progress import Progress
 from benchmarks.gpu.replay import Replay
 from benchmarks.gpu.shapes import MAX_MODEL_LEN, SHAPES
 from benchmarks.gpu.trace import Trajectory, random_ids, read_trace
+from libra.cost.points import TRACE_COLUMNS
 from libra.errors import UserError, refused_by_file_system
 
 

@@ -1,4 +1,6 @@
-"""The tables that are written: their columns, and a writer that loses nothing when the run is cut short."""
+"""The tables that are written: their columns, which hold those of `libra.cost.points` that `sim calibrate` reads, and
+a writer that loses nothing when the run is cut short.
+"""
 
 import csv
 from collections.abc import Sequence
@@ -6,25 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-GRID_COLUMNS: Final = ("kind", "batch", "prompt_tokens", "output_tokens", "value_s", "aux1", "aux2")
+from libra.cost import points
+
+GRID_COLUMNS: Final = (*points.GRID_COLUMNS, "aux2")
 """prefill: median, least and greatest time to first token. prefill_batch: until the whole batch has its first
 token. decode: seconds per output token while the whole batch runs (-1: it never did), total seconds, batch."""
 
-MIXED_COLUMNS: Final = ("kind", "batch", "context_tokens", "param", "value_s", "n", "note")
+MIXED_COLUMNS: Final = (*points.MIXED_COLUMNS, "n", "note")
 """param: tokens of the prefill. mixed: mean step time while n prefills follow one another beside the batch."""
-
-TRACE_COLUMNS: Final = (
-    "trajectory_id",
-    "turn",
-    "submit_s",
-    "prompt_tokens",
-    "output_tokens",
-    "cached_tokens",
-    "ttft_s",
-    "latency_s",
-    "tool_latency_s",
-)
-"""submit_s counts from the start of the replay; rows in the order in which turns finish."""
 
 REQUEST_COLUMNS: Final = (
     "phase",

@@ -1,49 +1,35 @@
 """Model shapes that an engine can be started with, random weights and all: a folder with only a config.json."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from libra.cost.hardware import Model, find_model
 from libra.errors import UserError
 
 MAX_MODEL_LEN: Final = 40960
 """Prompt and output of one request, tokens: max_position_embeddings of every published Qwen3 config.json."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a dense Qwen3; ffn is intermediate_size; head_dim is the model's own, not hidden / num_heads."""
-
-    num_layers: int
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn: int
-    vocabulary: int
-    tied_embeddings: bool
-
-
 SHAPES: Final = {
-    "qwen3-0.6b": Shape(28, 1024, 16, 8, 128, 3072, 151936, True),
-    "qwen3-1.7b": Shape(28, 2048, 16, 8, 128, 6144, 151936, True),
-    "qwen3-4b": Shape(36, 2560, 32, 8, 128, 9728, 151936, True),
-    "qwen3-8b": Shape(36, 4096, 32, 8, 128, 12288, 151936, False),
-    "qwen3-14b": Shape(40, 5120, 40, 8, 128, 17408, 151936, False),
-    "tiny": Shape(2, 64, 4, 2, 32, 128, 512, False),
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen3-1.7B",
+    "qwen3-4b": "Qwen3-4B",
+    "qwen3-8b": "Qwen3-8B",
+    "qwen3-14b": "Qwen3-14B",
+    "tiny": "Qwen3-tiny",
 }
-"""From config.json of Qwen/Qwen3-0.6B, -1.7B, -4B, -8B, -14B; tiny is that of `executor.tiny_model`."""
+"""What the command line calls the dense Qwen3 models of the catalogue."""
 
 
-def shape_of(name: str) -> Shape:
+def shape_of(name: str) -> Model:
     """The shape called `name`; UserError if there is none."""
     if name not in SHAPES:
         raise UserError(f"--model-shape {name}: unknown; choose one of {', '.join(SHAPES)}")
-    return SHAPES[name]
+    return find_model(SHAPES[name])
 
 
-def model_config(shape: Shape, dtype: str) -> dict[str, object]:
+def model_config(shape: Model, dtype: str) -> dict[str, object]:
     """The config.json of a Qwen3 of this shape; rope and norm settings are those of the published ones."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
@@ -75,7 +61,7 @@ def model_config(shape: Shape, dtype: str) -> dict[str, object]:
     }
 
 
-def write_model(folder: Path, shape: Shape, dtype: str) -> Path:
+def write_model(folder: Path, shape: Model, dtype: str) -> Path:
     """Write the config.json into `folder`, which is made, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model_config(shape, dtype), indent=2) + "\n")

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.gpu.forms import TRACE_COLUMNS
+from libra.cost.points import TRACE_COLUMNS
 from libra.errors import UserError
 
 _NEEDED: Final = ("trajectory_id", "turn", "prompt_tokens", "output_tokens", "tool_latency_s")

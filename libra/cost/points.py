@@ -18,6 +18,18 @@ from libra.workloads.csv_table import CsvTable, read_csv
 
 GRID_COLUMNS: Final = ("kind", "batch", "prompt_tokens", "output_tokens", "value_s", "aux1")
 MIXED_COLUMNS: Final = ("kind", "batch", "context_tokens", "param", "value_s")
+TRACE_COLUMNS: Final = (
+    "trajectory_id",
+    "turn",
+    "submit_s",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "ttft_s",
+    "latency_s",
+    "tool_latency_s",
+)
+"""Of a recorded multi-turn trace: what `benchmarks.gpu` writes and `sim.traces` reads."""
 NOISY_SHARE: Final = 1.15
 """A prefill whose median lies further than this above its least run was disturbed: its least run counts."""
 

@@ -10,20 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from libra.cost.points import TRACE_COLUMNS
 from libra.errors import UserError
 from libra.workloads.csv_table import CsvTable, read_csv
 from libra.workloads.table import Floats, Ints
 
-TURN_COLUMNS = (
-    "trajectory_id",
-    "turn",
-    "submit_s",
-    "prompt_tokens",
-    "output_tokens",
-    "cached_tokens",
-    "ttft_s",
-)
-TURN_COLUMNS = (*TURN_COLUMNS, "latency_s", "tool_latency_s")
 REQUEST_COLUMNS = ("prompt_tokens", "output_tokens", "queued_s", "first_token_s", "last_token_s")
 _CLOCK_SLACK_S = 0.001
 """Times are recorded to five decimals by different tasks of a client: backwards by less than this is rounding."""
@@ -62,13 +53,13 @@ class Trace:
 
 
 def read_turn_trace(path: Path) -> Trace:
-    """Multi-turn trajectories with the columns `TURN_COLUMNS`. Raises UserError.
+    """Multi-turn trajectories with the columns `TRACE_COLUMNS`. Raises UserError.
 
     The wait after a turn is the time from its end to the next submission: tool and client as they were. After a
     trajectory's last turn it is the tool's latency and the median of what the client added elsewhere.
     """
     table = read_csv(path)
-    table.require(*TURN_COLUMNS)
+    table.require(*TRACE_COLUMNS)
     names, turn = table.text("trajectory_id"), table.ints("turn")
     submit = table.floats("submit_s", required=True)
     order, first_turn = _order(table, names, turn, submit)

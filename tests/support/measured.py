@@ -11,12 +11,13 @@ import numpy as np
 from libra.cost.analytic import analytic_cost
 from libra.cost.calibration import EngineSettings
 from libra.cost.hardware import find_gpu, find_model
+from libra.cost.points import TRACE_COLUMNS
 from libra.cost.rollout import ReplicaCost
 from sim.engine.base import CostTable
 from sim.traces.client import Played
 from sim.traces.fitting import engine_spec, replay
 from sim.traces.mixed import mixed_step_s
-from sim.traces.records import REQUEST_COLUMNS, TURN_COLUMNS, Trace
+from sim.traces.records import REQUEST_COLUMNS, Trace
 
 SETTINGS = EngineSettings(
     max_num_seqs=128, max_num_batched_tokens=2048, block_size=16, kv_capacity_tokens=500_000
@@ -137,7 +138,7 @@ def write_trace(path: Path, trace: Trace, cost: ReplicaCost, concurrency: int) -
                     round(float(trace.wait_s[turn]), 5),
                 )
             )
-    write_csv(path, TURN_COLUMNS, rows)
+    write_csv(path, TRACE_COLUMNS, rows)
     return played
 
 

@@ -13,7 +13,7 @@ from benchmarks.gpu.__main__ import parser, plays
 from benchmarks.gpu.check import durations_s, main, sums
 from benchmarks.gpu.decode import steady_s
 from benchmarks.gpu.engine import Served
-from benchmarks.gpu.forms import REQUEST_COLUMNS, TRACE_COLUMNS, Table
+from benchmarks.gpu.forms import REQUEST_COLUMNS, Table
 from benchmarks.gpu.plan import FULL, PLANS, fits, parse_phases
 from benchmarks.gpu.shapes import SHAPES, model_config, shape_of, write_model
 from benchmarks.gpu.step_log import (
@@ -26,6 +26,7 @@ from benchmarks.gpu.step_log import (
     work_of,
 )
 from benchmarks.gpu.trace import Turn, random_ids, read_trace
+from libra.cost.points import TRACE_COLUMNS
 from libra.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,21 +48,19 @@ def test_importing_the_benchmark_needs_no_vllm():
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name not in ("qwen3-0.6b", "qwen3-1.7b")])
+@pytest.mark.parametrize("name", SHAPES)
 def test_shapes_are_those_of_the_catalogue(name):
     catalogue = yaml.safe_load((ROOT / "libra/cost/catalogue/models.yaml").read_text())
     size = name.removeprefix("qwen3-")
     entry = catalogue[f"Qwen3-{size if size == 'tiny' else size.upper()}"]
     shape = shape_of(name)
-    assert {key: entry[key] for key in shape.__slots__} == {
-        key: getattr(shape, key) for key in shape.__slots__
-    }
+    assert entry == {key: getattr(shape, key) for key in entry}
 
 
 def test_a_model_folder_holds_a_config_that_names_its_sizes(tmp_path):
-    folder = write_model(tmp_path / "model", SHAPES["qwen3-14b"], "bfloat16")
+    folder = write_model(tmp_path / "model", shape_of("qwen3-14b"), "bfloat16")
     config = json.loads((folder / "config.json").read_text())
-    assert config == model_config(SHAPES["qwen3-14b"], "bfloat16")
+    assert config == model_config(shape_of("qwen3-14b"), "bfloat16")
     assert (config["hidden_size"], config["intermediate_size"], config["tie_word_embeddings"]) == (
         5120,
         17408,

@@ -2,10 +2,11 @@
 
 import pytest
 
+from libra.cost.points import TRACE_COLUMNS
 from libra.errors import UserError
-from sim.traces.records import REQUEST_COLUMNS, TURN_COLUMNS, read_request_log, read_turn_trace
+from sim.traces.records import REQUEST_COLUMNS, read_request_log, read_turn_trace
 
-HEADER = ",".join(TURN_COLUMNS)
+HEADER = ",".join(TRACE_COLUMNS)
 LOG_HEADER = "hw,model,tp," + ",".join(REQUEST_COLUMNS)
 # Columns: trajectory_id, turn, submit_s, prompt, output, cached, ttft_s, latency_s, tool_latency_s
 ROWS = [
@@ -72,7 +73,7 @@ class TestTurns:
         assert turns(*rows[::-1]).prompt_tokens.tolist() == [2, 1]
 
     def test_columns_may_come_in_any_order_with_others_between(self, turns):
-        header = "note," + ",".join(reversed(TURN_COLUMNS))
+        header = "note," + ",".join(reversed(TRACE_COLUMNS))
         trace = turns("x,0.2,1.0,0.1,0,5,10,0.5,0,b", header=header)
         assert (trace.submit_s.tolist(), trace.prompt_tokens.tolist()) == ([0.5], [10])
 
