@@ -21,9 +21,9 @@ import numpy as np
 from libra.config.document import Document
 from libra.config.resolve import Resolved, hash_tree, resolve
 from libra.core.ids import NodeId, ReplicaId
-from libra.cost.calibration import Calibration
 from libra.cost.rollout import ReplicaCost
 from libra.cost.run_costs import RunCosts, StepFit, fit_run_costs
+from libra.cost.tables import RolloutCostConfig
 from libra.errors import UserError
 from libra.record.frames import Frame
 from libra.record.reader import Run
@@ -77,13 +77,13 @@ def validate(
     fit: Path | None = None,
     out: Path | None = None,
     provenance: Provenance | None = None,
-    calibrations: Sequence[Calibration] = (),
+    calibrations: Sequence[Path] = (),
 ) -> Validation:
     """Simulate a recorded run on costs fitted to `fit` (by default to the run itself) and compare.
 
     Both may be run directories or the folders of real runs (their last attempts). With `out`, `validation.json` and
-    the run directory `simulated` are written there. `calibrations`, one per TP degree, give the engines' steps; what
-    remains is fitted. Raises UserError.
+    the run directory `simulated` are written there. `calibrations`, files, one per TP degree, give the
+    engines' steps; what remains is fitted. Raises UserError.
     """
     run = _open(directory)
     earlier = run if fit is None else _open(fit)
@@ -149,7 +149,7 @@ def experiment_of(run: Run) -> Resolved:
 
 
 def recorded_world(
-    run: Run, resolved: Resolved, costs: RunCosts, source: Path, calibrations: Sequence[Calibration] = ()
+    run: Run, resolved: Resolved, costs: RunCosts, source: Path, calibrations: Sequence[Path] = ()
 ) -> World:
     """The cluster as the record shows it, with fitted costs. `source`: of the costs. Raises UserError."""
     train = costs.train
@@ -165,9 +165,10 @@ def recorded_world(
 
 
 def _plans(
-    run: Run, resolved: Resolved, costs: RunCosts, source: Path, calibrations: Sequence[Calibration]
+    run: Run, resolved: Resolved, costs: RunCosts, source: Path, calibrations: Sequence[Path]
 ) -> list[ReplicaPlan]:
-    known_steps = _calibrated(resolved, calibrations)
+    source_of_steps = RolloutCostConfig(calibrations=tuple(map(str, calibrations)))
+    known_steps = resolved.experiment.rollout_costs(source_of_steps) if calibrations else {}
     engine = resolved.experiment.heterogeneous_rollout.engine
     events: Frame = run.events
     ready = events[events["type"] == "ReplicaReady"].drop_duplicates("replica_id")
@@ -202,18 +203,6 @@ def _plans(
     if not plans:
         raise UserError(f"{run.directory}: no replica became ready in this run; there is nothing to simulate")
     return plans
-
-
-def _calibrated(resolved: Resolved, calibrations: Sequence[Calibration]) -> dict[int, ReplicaCost]:
-    """Costs by TP degree, of the run's own model and hardware."""
-    experiment = resolved.experiment
-    for each in calibrations:
-        each.require(gpu=experiment.hardware_config, model=experiment.model_arch_config)
-    found = {each.stamp.tp: each.cost for each in calibrations}
-    missing = sorted(set(experiment.heterogeneous_rollout.tp_list()) - set(found))
-    if calibrations and missing:
-        raise UserError(f"no --calibration of tp {missing[0]}, which the run has; give one per TP degree")
-    return found
 
 
 def _cost(step: StepFit, resolved: Resolved, kv_capacity_tokens: int, source: Path) -> ReplicaCost:

@@ -226,15 +226,15 @@ class ExperimentConfig:
                     f"cache of a replica of tp {tp} ({cost.kv_capacity_tokens:,} tokens); the usual size is 16"
                 )
 
-    def rollout_costs(self) -> dict[int, ReplicaCost]:
-        """Cost of a replica by TP degree. Raises UserError."""
+    def rollout_costs(self, config: RolloutCostConfig | None = None) -> dict[int, ReplicaCost]:
+        """Cost of a replica by TP degree, from what `config` names in place of `cost.rollout`. Raises UserError."""
         rollout = self.heterogeneous_rollout
         costs = rollout_costs(
             self.hardware_config,
             self.model_arch_config,
             rollout.tp_list(),
             rollout.gpu_memory_utilization,
-            self.cost.rollout,
+            self.cost.rollout if config is None else config,
         )
         engine = rollout.engine
         return {tp: cost.captured(engine.max_num_seqs, engine.enforce_eager) for tp, cost in costs.items()}

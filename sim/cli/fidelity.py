@@ -35,9 +35,12 @@ def calibrate_verb(args: argparse.Namespace) -> int:
         if not args.files:
             raise UserError("no measurements; give grids, a mixed table, a trace or a log of requests (CSV)")
         engine_from = load_calibration(args.engine_from) if args.engine_from else None
-        use = _even if args.hold_out_half else _every
         made = calibrate(
-            args.files, _target(args), concurrency=args.concurrency, engine_from=engine_from, use=use
+            args.files,
+            _target(args),
+            concurrency=args.concurrency,
+            engine_from=engine_from,
+            use=lambda index: not (args.hold_out_half and index % 2),
         )
     _print_calibration(made)
     _write(args.out, to_yaml(made))
@@ -53,14 +56,6 @@ def _refuse_unused(args: argparse.Namespace) -> None:
     for name, default in defaults.items():
         if getattr(args, name) != default:
             raise UserError(f"--{name.replace('_', '-')} has no effect with --transfer-from; leave it out")
-
-
-def _every(index: int) -> bool:
-    return index >= 0
-
-
-def _even(index: int) -> bool:
-    return index % 2 == 0
 
 
 def _target(args: argparse.Namespace) -> Target:
@@ -118,8 +113,7 @@ def _validate_run(args: argparse.Namespace) -> int:
 
     if args.plot is not None:
         raise UserError("--plot belongs to a trace; a RUN takes --json and --out")
-    calibrations = [load_calibration(path) for path in args.calibration or []]
-    found = validate_run(args.run, args.fit, args.out, provenance(), calibrations)
+    found = validate_run(args.run, args.fit, args.out, provenance(), args.calibration or ())
     rows = [["figure", "unit", "real", "simulated", "error %"]]
     for figure in found.figures:
         error = f"{figure.error_percent:+.1f}" if math.isfinite(figure.error_percent) else "-"
@@ -147,7 +141,6 @@ def _validate_trace(args: argparse.Namespace) -> int:
     trace = _read(args, calibration)
     played = replay(trace, calibration.cost, calibration.settings, args.concurrency)
     scored = score(trace, played, args.deadline)
-    refused = int((~_finite(played.latency_s)).sum())
     rows = [["figure", "unit", "measured", "simulated", "error %"]]
     for name, measured in scored.measured.items():
         error = 100.0 * scored.error(name)
@@ -159,7 +152,7 @@ def _validate_trace(args: argparse.Namespace) -> int:
     counters = played.counters
     print(
         f"simulated: {counters.num_steps:,} steps, {counters.num_preemptions:,} preemptions, "
-        f"{counters.recomputed_tokens:,} tokens recomputed, {refused:,} turns refused"
+        f"{counters.recomputed_tokens:,} tokens recomputed, {counters.num_refused:,} turns refused"
     )
     if file_sha256(trace.path) in calibration.stamp.data.values():
         print("note: the calibration was fitted to this very file; its errors here predict nothing")
@@ -171,7 +164,7 @@ def _validate_trace(args: argparse.Namespace) -> int:
             "concurrency": None if trace.open_loop else args.concurrency,
             "deadline_s": args.deadline,
             "num_preemptions": counters.num_preemptions,
-            "num_refused": refused,
+            "num_refused": counters.num_refused,
         }
         _write_json(args.json, scored, about)
     if args.plot is not None:
@@ -222,12 +215,6 @@ def _write_json(path: Path, scored: Score, about: Mapping[str, Any]) -> None:
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _finite(values: Any) -> Any:
-    import numpy as np
-
-    return np.isfinite(values)
 
 
 def _write(path: Path, content: str | bytes) -> None:

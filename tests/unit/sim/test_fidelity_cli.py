@@ -2,17 +2,19 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import yaml
 
 from libra.cost.calibration import load_calibration, to_yaml
+from libra.cost.points import TRACE_COLUMNS
 from sim.cli.main import main
-from sim.traces.records import TURN_COLUMNS
 from tests.support import measured
 from tests.support.costs import calibration
 from tests.support.measured import known_cost
 
+COMMITTED = Path(__file__).parents[3] / "libra" / "cost" / "calibrations"
 ERROR_KEYS = {"output_tokens_per_s", "makespan_s", "mean_latency_s", "mean_ttft_s", "mean_tpot_s"}
 ENGINE = ("--gpu", "H200", "--model", "Qwen3-4B", "--engine-version", "0.26.0", "--date", "2026-11-30")
 
@@ -252,7 +254,7 @@ class TestValidate:
         cal = tmp_path / "cal.yaml"
         cal.write_text(to_yaml(calibration(known_cost(kv_capacity_tokens=160))))
         trace = tmp_path / "big.csv"
-        measured.write_csv(trace, TURN_COLUMNS, [("a", 0, 0.0, 5000, 10, 0, 0.1, 0.2, 0.0)])
+        measured.write_csv(trace, TRACE_COLUMNS, [("a", 0, 0.0, 5000, 10, 0, 0.1, 0.2, 0.0)])
         out = tmp_path / "v.json"
         argv = ["validate", "--calibration", cal, "--trace", trace, "--concurrency", "1", "--json", out]
         argv = [str(each) for each in argv]
@@ -344,5 +346,43 @@ class TestValidate:
 def backwards(line):
     """The turn, submitted at 0 s."""
     cells = line.split(",")
-    cells[TURN_COLUMNS.index("submit_s")] = "0"
+    cells[TRACE_COLUMNS.index("submit_s")] = "0"
     return ",".join(cells)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    experiment = folder / "one.yaml"
+    experiment.write_text(
+        "name: one\nhardware_config: H200\nmodel_arch_config: Qwen3-4B\ntrain_gpus: 0\n"
+        "workload: {kind: preset, preset: tau_dialogue, num_prompts: 4}\n"
+        "heterogeneous_rollout: {instances: [{tp: 1}]}\n",
+        encoding="utf-8",
+    )
+    assert main(["run", str(experiment), "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+class TestValidateRunOnCalibrations:
+    """A RUN takes calibrations as an experiment does: the same look-up, the same refusals."""
+
+    def test_the_costs_that_made_a_run_give_it_again(self, run, capsys):
+        argv = ["validate", str(run), "--calibration", str(COMMITTED / "h200_qwen3-4b_tp1_vllm0.26.0.yaml")]
+        assert main([*argv, "--max-error", "0.1"]) == 0
+        capsys.readouterr()
+
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (("h200_qwen3-4b_tp1_vllm0.26.0",) * 2, "a second calibration of tp 1; give one per TP degree"),
+            (("h200_qwen3-14b_tp1_vllm0.26.0",), "made for model Qwen3-14B, wanted for Qwen3-4B"),
+            (("no_such",), "cannot be read"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, run, names, message, capsys):
+        files = [word for name in names for word in ("--calibration", str(COMMITTED / f"{name}.yaml"))]
+        assert main(["validate", str(run), *files]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert message in line
