@@ -206,7 +206,6 @@ class Engine(Protocol):
 
         Running ones first, in the order of admission, then the others in that of arrival. Final; the step in
         flight is lost.
-        flight is lost.
         """
         ...
 

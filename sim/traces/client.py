@@ -45,7 +45,6 @@ def play(trace: Trace, spec: EngineSpec, cost: CostTable, concurrency: int) -> P
 
 class _Client:
     def __init__(self, trace: Trace, spec: EngineSpec, cost: CostTable, concurrency: int) -> None:
-        self._trace = trace
         self._clock = Clock()
         self._engine = make_engine("skip", self._clock, 0, spec, cost, self._on_end)
         count = len(trace.submit_s)
