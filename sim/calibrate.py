@@ -32,8 +32,8 @@ from sim.traces.records import REQUEST_COLUMNS, read_request_log, read_turn_trac
 ENGINE_WIDE: Final = ("host_per_seq_s", "admission_s", "admission_per_seq_s", "dispersed_kv_factor")
 """Coefficients of engine, host and GPU rather than of the model."""
 
-
 MAX_ROUNDS: Final = 3
+"""Mixed steps and trace are fitted in turn at most so often."""
 
 
 @dataclass(frozen=True, slots=True)

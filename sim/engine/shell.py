@@ -53,6 +53,7 @@ class EngineShell(Holds):
         self._on_drained: list[Callable[[], None]] = []
         self._num_arrivals = 0
         self._stop_kind = FailureKind.REFUSED
+        self._longest_request = spec.longest_request
         self._step_began_t = -1  # start of the latest step that has ended
 
     # What an implementation gives.
@@ -133,17 +134,16 @@ class EngineShell(Holds):
 
     def _refusal(self, request: Request) -> FailureKind | None:
         prompt, output = request.prompt_tokens, request.output_tokens
-        spec = self._spec
         if prompt < 1 or output < 1:
             raise ValueError(f"request {request.request_id}: prompt and output need at least one token each")
         closed = 0
         for _, count in request.path[:-1]:
             closed += count
-        if closed * spec.block_size > prompt:
+        if closed * self._spec.block_size > prompt:
             raise ValueError(f"request {request.request_id}: its path has more closed blocks than its prompt")
         if self._state == STOPPED:
             return self._stop_kind
-        if prompt + output > spec.max_model_len or prompt + output - 1 > spec.num_blocks * spec.block_size:
+        if prompt + output > self._longest_request:
             self.counters.num_refused += 1
             return FailureKind.PROMPT_TOO_LONG
         return None

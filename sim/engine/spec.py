@@ -44,3 +44,8 @@ class EngineSpec:
                 f"sequences (max_num_seqs) could not all decode in one step; raise it to {self.max_num_seqs} "
                 "or more"
             )
+
+    @property
+    def longest_request(self) -> int:
+        """Prompt and output tokens that a request may have in all: the newest token needs no KV."""
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)

@@ -72,9 +72,8 @@ def engine_spec(settings: EngineSettings) -> EngineSpec:
 
 def replay(trace: Trace, cost: ReplicaCost, settings: EngineSettings, concurrency: int) -> Played:
     """Simulate a trace on an engine with these settings. Raises UserError for a turn that the engine would refuse."""
-    longest = min(
-        settings.max_model_len, settings.kv_capacity_tokens // settings.block_size * settings.block_size + 1
-    )
+    spec = engine_spec(settings)
+    longest = spec.longest_request
     tokens = trace.prompt_tokens + trace.output_tokens
     if (tokens > longest).any():
         turn = int(np.argmax(tokens > longest))
@@ -83,7 +82,7 @@ def replay(trace: Trace, cost: ReplicaCost, settings: EngineSettings, concurrenc
             f"{longest:,} that the calibrated engine takes; calibrate with its max_model_len and KV capacity"
         )
     table = CostTable.from_cost(cost, settings.max_num_seqs)
-    return play(trace, engine_spec(settings), table, concurrency)
+    return play(trace, spec, table, concurrency)
 
 
 def fit_host(
@@ -172,8 +171,7 @@ def fit_requests(
         played = replay(trace, scaled(cost, REQUEST_COEFFICIENTS, factors), settings, 1)
         latency = np.log(played.latency_s / trace.latency_s)
         ttft = np.log(np.maximum(played.ttft_s, 1e-3) / np.maximum(trace.ttft_s, 1e-3))
-        both = np.concatenate([latency[chosen], 0.3 * ttft[chosen]])
-        return np.concatenate([np.nan_to_num(both, nan=1.0), 0.5 * (factors - 1.0)])
+        return np.concatenate([latency[chosen], 0.3 * ttft[chosen], 0.5 * (factors - 1.0)])
 
     solved: Any = least_squares(
         residuals,
